@@ -1,0 +1,25 @@
+"""Every exception we raise. A message states the fact, the limit and the way out."""
+
+
+class SpeechError(Exception):
+    """Root of all errors that Mynah raises on purpose."""
+
+
+class RequestError(SpeechError):
+    """The caller can fix it: bad text, bad reference, contradicting options."""
+
+
+class Overloaded(RequestError):
+    """The engine has as many requests as it may hold; the same request can succeed later."""
+
+
+class CheckpointError(SpeechError):
+    """The checkpoint is missing, incomplete or contradicts itself. Raised at load."""
+
+
+class EngineUnavailable(SpeechError):
+    """An engine that was asked for cannot run here. Raised at load."""
+
+
+class GenerationError(SpeechError):
+    """This request ends; the engine and the other requests go on."""
