@@ -73,7 +73,7 @@ def open_checkpoint(folder: Path, lm_name: str = "llm") -> Checkpoint:
     """Opens a folder in the released layout. Raises CheckpointError that lists every missing file."""
     if not folder.is_dir():
         raise CheckpointError(f"no checkpoint folder at {folder}; give a folder, a hub id or 'demo'")
-    wanted = [(RECIPE,), (SPEECH_TOKENIZER,), (SPEAKER_ENCODER,)]
+    wanted: list[tuple[str, ...]] = [(RECIPE,), (SPEECH_TOKENIZER,), (SPEAKER_ENCODER,)]
     wanted += [(f"{TEXT_FOLDER}/{name}",) for name in ("config.json", "vocab.json", "merges.txt")]
     wanted += [(f"{name}.safetensors", f"{name}.pt") for name in (lm_name, "flow", "hift")]
     missing = [" or ".join(names) for names in wanted if not any((folder / name).is_file() for name in names)]
@@ -97,7 +97,7 @@ def _fingerprint(folder: Path) -> str:
 
 
 def read_weights(folder: Path, name: str) -> dict[str, Tensor]:
-    """Reads `name`.safetensors or `name`.pt. Raises CheckpointError when the file is missing, broken or no state dict."""
+    """Reads `name`.safetensors or `name`.pt. Raises CheckpointError when the file is missing or no state dict."""
     path = folder / f"{name}.safetensors"
     try:
         if path.is_file():

@@ -10,7 +10,7 @@ from typing import Any
 
 from runtime.errors import CheckpointError
 
-# The released files do not name their silent speech tokens (spec 3.5); a checkpoint with another codebook lists its own.
+# The released files do not name their silent speech tokens (spec 3.5); another codebook lists its own in the YAML.
 RELEASED_SILENT_TOKENS = frozenset({1, 2, 28, 29, 55, 248, 494, 2241, 2242, 2322, 2323})
 
 

@@ -1,7 +1,7 @@
 """The checkpoint's YAML as plain data. Nothing in it is executed.
 
 The released file uses object tags (`!new:`, `!name:`, `!apply:`) and references (`!ref <a> * <b>`). Here a tag is a
-label without effect: a tagged block becomes its mapping, list or scalar, and a reference becomes the number it points at.
+label without effect: a tagged block becomes its mapping, list or scalar, and a reference becomes its number.
 """
 
 import re
