@@ -174,6 +174,7 @@ class StreamStats:
     chunks: int = 0
     samples: int = 0
     clipped_samples: int = 0
+    length_capped: list[int] = field(default_factory=list)  # sentences that the length limit cut
     ended: EndReason | None = None
     warnings: list[str] = field(default_factory=list)
 

@@ -1,0 +1,192 @@
+"""The command line: flags, and `say`, which speaks into a file or a pipe without a page.
+
+Exit codes: 0 spoken, 1 the generation failed, 2 the input or the checkpoint is at fault, 130 interrupted. Everything
+that people read goes to stderr; stdout carries nothing but samples.
+"""
+
+import os
+import sys
+from argparse import SUPPRESS, ArgumentParser, Namespace
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import BinaryIO, get_args
+
+from tqdm import tqdm
+
+from app.audio_format import to_pcm16, wav_file
+from app.figures import NOISE_NOTICE, expected_seconds, figures, remarks
+from runtime import Engine, EngineSettings, GenerationError, Precision, RequestError, SpeechRequest, StreamStats, load_clip
+
+PIPE = "-"
+
+
+def build_parser() -> ArgumentParser:
+    """Flags carry no defaults: what is not given is left to Settings, the only place that knows."""
+    engine = _engine_flags()
+    parser = ArgumentParser(
+        prog="launch.py",
+        description="Mynah speaks your text in the voice of a short recording. Without a command it opens the page.",
+        parents=[engine],
+        argument_default=SUPPRESS,
+    )
+    parser.add_argument("--host", help="address to listen on; 0.0.0.0 is every interface (default: this machine only)")
+    parser.add_argument("--port", type=int, help="port of the page (default: 7860 or the next free one)")
+    parser.add_argument("--no-browser", dest="open_browser", action="store_false", help="do not open a browser")
+    commands = parser.add_subparsers(dest="command", title="commands")
+    say = commands.add_parser(
+        "say",
+        help="speak into a WAV file or a pipe",
+        description="Speaks a text in the voice of a recording. Exit codes: 0 spoken, 1 generation failed, 2 bad input.",
+        epilog="To listen while it is made: launch.py say ... --stream-to - | aplay -f S16_LE -r 24000",
+        parents=[engine],
+        argument_default=SUPPRESS,
+    )
+    _say_flags(say)
+    return parser
+
+
+def _engine_flags() -> ArgumentParser:
+    flags = ArgumentParser(add_help=False, argument_default=SUPPRESS)
+    group = flags.add_argument_group("model")
+    group.add_argument("--model", help="demo, a checkpoint folder, or a hub id (default: demo)")
+    group.add_argument("--lm", choices=("llm", "llm.rl"), help="which language model of the checkpoint")
+    group.add_argument("--source", choices=("hub", "modelscope"), help="where a hub id is fetched from")
+    group.add_argument("--device", help="auto, cpu, cuda or cuda:1")
+    group.add_argument("--precision", choices=get_args(Precision), help="of both stages; the vocoder stays in float32")
+    group.add_argument(
+        "--fidelity", choices=("intended", "official"), help="official keeps the oddities of the reference code"
+    )
+    return flags
+
+
+def _say_flags(say: ArgumentParser) -> None:
+    say.add_argument("--reference", type=Path, required=True, help="recording of the voice, 0.5 to 30 s")
+    words = say.add_mutually_exclusive_group()
+    words.add_argument("--text", default="", help="what to speak; - reads it from stdin")
+    words.add_argument("--text-file", type=Path, default=None, help="a UTF-8 file with what to speak")
+    words.add_argument("--source-audio", type=Path, default=None, help="convert this recording instead of a text")
+    say.add_argument("--transcript", default=None, help="the words of the reference; makes the likeness closer")
+    say.add_argument("--instruct", default=None, help="how to speak, in plain words")
+    say.add_argument("--out", type=Path, default=None, help="WAV file to write")
+    say.add_argument("--stream-to", choices=(PIPE,), default=None, help="write raw PCM16 mono to stdout while it is made")
+    say.add_argument("--speed", type=float, default=1.0, help="1.2 is a fifth faster (default: 1)")
+    say.add_argument("--seed", type=int, default=None, help="the same seed gives the same sound")
+    say.add_argument("--trim", action="store_true", default=False, help="use the first 30 s of a longer reference")
+    say.add_argument("--no-stream", dest="streaming", action="store_false", default=True, help="make it in one piece")
+    say.add_argument(
+        "--no-normalize", dest="normalize", action="store_false", default=True, help="leave numbers and units as written"
+    )
+
+
+def read_request(args: Namespace) -> SpeechRequest:
+    """Flags of `say` -> request. Reads every file, so that bad input shows before a model is loaded."""
+    if args.out is None and args.stream_to is None:
+        raise RequestError("nothing to write to; give --out FILE.wav, --stream-to - or both")
+    if args.out is not None:
+        _check_out(args.out)
+    return SpeechRequest(
+        reference=load_clip(args.reference),
+        text=_read_text(args),
+        transcript=args.transcript,
+        instruction=args.instruct,
+        source=None if args.source_audio is None else load_clip(args.source_audio),
+        seed=args.seed,
+        speed=args.speed,
+        streaming=args.streaming,
+        normalize=args.normalize,
+        trim=args.trim,
+    )
+
+
+def say(args: Namespace, request: SpeechRequest, engine: Engine) -> int:
+    """Speaks one request into the outputs that were asked for; a file appears only when it is complete."""
+    if not engine.checkpoint.makes_speech:
+        tell(f"note: {NOISE_NOTICE}")
+    try:
+        with engine.stream(request) as stream, ExitStack() as outputs:
+            sinks: list[Callable[[bytes], object]] = []
+            if args.out is not None:
+                sinks.append(outputs.enter_context(wav_file(args.out, stream.stats.sample_rate)).writeframes)
+            if args.stream_to == PIPE:
+                sinks.append(_pipe(sys.stdout.buffer))
+            bar = outputs.enter_context(_progress(expected_seconds(request)))
+            for chunk in stream:
+                pcm = to_pcm16(chunk.samples)
+                for write in sinks:
+                    write(pcm)
+                bar.update(len(chunk.samples) / chunk.sample_rate)
+            if not stream.stats.samples:
+                raise GenerationError("the model ended without a sound; try another seed or a longer text")
+            bar.total = bar.n
+    except GenerationError as failed:
+        tell(f"error: {failed}")
+        return 1
+    except BrokenPipeError:  # aplay was closed: nobody listens any more, and the interpreter must not flush at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        tell("error: the program that reads the samples has ended")
+        return 1
+    _tell_figures(stream.stats, args.out)
+    return 0
+
+
+def tell(line: str) -> None:
+    """To people, never into the stream of samples."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def _check_out(out: Path) -> None:
+    if out.suffix.lower() != ".wav":
+        raise RequestError(f"--out {out.name} has to end in .wav; other formats are not written")
+    if out.is_dir():
+        raise RequestError(f"--out {out} is a folder; give a file name")
+    if not out.parent.is_dir():
+        raise RequestError(f"--out {out}: there is no folder {out.parent}; make it first")
+    if not os.access(out.parent, os.W_OK):
+        raise RequestError(f"--out {out}: the folder {out.parent} cannot be written to")
+
+
+def _read_text(args: Namespace) -> str:
+    try:
+        if args.text_file is not None:
+            return args.text_file.read_text(encoding="utf-8-sig")
+        if args.text == PIPE:
+            return sys.stdin.buffer.read().decode("utf-8-sig")
+    except OSError as failed:
+        raise RequestError(f"--text-file {args.text_file} cannot be read: {failed.strerror}") from failed
+    except UnicodeDecodeError as failed:
+        raise RequestError("the text is not UTF-8; save it as UTF-8") from failed
+    return args.text
+
+
+def _pipe(stdout: BinaryIO) -> Callable[[bytes], object]:
+    def write(pcm: bytes) -> None:
+        stdout.write(pcm)
+        stdout.flush()
+
+    return write
+
+
+def _progress(seconds: float) -> "tqdm[object]":
+    layout = "{desc} {percentage:3.0f}%|{bar}| {n:.1f} of about {total:.0f} s [{elapsed}]"
+    return tqdm(total=seconds, desc="speaking", file=sys.stderr, bar_format=layout, leave=True)
+
+
+def _tell_figures(stats: StreamStats, out: Path | None) -> None:
+    made = figures(stats)
+    tell(
+        f"{made['seconds']:.2f} s of speech, first audio after {made['first_audio'] or 0:.2f} s, "
+        f"RTF {made['rtf'] or 0:.2f}, {made['tokens']} tokens, seed {made['seed']}, {made['mode']}, ended: {made['ended']}"
+    )
+    for remark in remarks(stats):
+        tell(f"note: {remark}")
+    if out is not None:
+        tell(f"wrote {out}")
+
+
+def engine_settings(args: Namespace) -> EngineSettings:
+    given = vars(args)
+    chosen = {name: given[name] for name in ("device", "fidelity") if name in given}
+    if "precision" in given:
+        chosen |= {"lm_precision": given["precision"], "flow_precision": given["precision"]}
+    return EngineSettings(**chosen)

@@ -1,0 +1,29 @@
+"""Settings of the whole program, built once in launch.py and passed down."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from runtime import EngineSettings, RequestError
+
+FIRST_PORT = 7860
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Which model, who may reach it, and what one page may ask for."""
+
+    model: str = "demo"  # demo, a folder in the released layout, or a hub id
+    lm: str = "llm"  # which file of the checkpoint holds the language model
+    source: Literal["hub", "modelscope"] = "hub"
+    host: str = "127.0.0.1"
+    port: int | None = None  # None is 7860, or the next free one
+    open_browser: bool = True
+    page_streams: int = 4  # requests of pages that are spoken at the same time; further ones see their place in line
+    page_waiting: int = 64
+    largest_upload: str = "100mb"
+    cache_seconds: int = 3600  # how long uploads and results stay on disk
+    engine: EngineSettings = field(default_factory=EngineSettings)
+
+    def __post_init__(self) -> None:
+        if self.port is not None and not 0 < self.port < 65536:
+            raise RequestError(f"port is {self.port}; choose one from 1 to 65535")

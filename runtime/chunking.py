@@ -1,0 +1,75 @@
+"""What happens to speech tokens between the stages: which are kept, and where they are cut (spec 3.5, 6.2).
+
+Pure bookkeeping on token counts. A cut depends on how many tokens there are, never on when they came, so that a stream
+sounds the same on a slow and on a fast machine.
+"""
+
+from collections.abc import Set
+from dataclasses import dataclass
+
+from runtime.errors import RequestError
+
+
+class SilenceThinner:
+    """Keeps the first five of a run of silent tokens and drops the rest (spec 3.5). One per sentence."""
+
+    KEPT = 5
+
+    def __init__(self, silent_tokens: Set[int]) -> None:
+        self._silent = silent_tokens
+        self._run = 0
+
+    def keeps(self, token: int) -> bool:
+        self._run = self._run + 1 if token in self._silent else 0
+        return self._run <= self.KEPT
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Hand the tokens [0, tokens) of a segment to stage 1; unless it is the last, they end in the look-ahead."""
+
+    tokens: int
+    is_last: bool
+
+
+class ChunkSchedule:
+    """How many tokens to wait for, chunk after chunk: 25 + pad, 50, 100, 100, ..., then the rest. One per segment.
+
+    The first chunk is longer by `pad`, which brings prompt and emitted tokens onto the 25-token grid of the streaming
+    mask (spec 4.4); from there every hop is a multiple of the grid. The hop lives here and not in the model, so that
+    every stream starts small again (spec 9.26).
+    """
+
+    def __init__(
+        self,
+        prompt_tokens: int,
+        *,
+        grid: int = 25,
+        lookahead: int = 3,
+        first_hop: int | None = None,
+        streaming: bool = True,
+    ) -> None:
+        hop = grid if first_hop is None else first_hop
+        if hop < grid or hop % grid:
+            raise RequestError(f"a hop of {hop} tokens is off the grid; choose a multiple of {grid}")
+        self._lookahead = lookahead
+        self._hop = hop
+        self._hop_limit = 4 * grid
+        self._pad = -prompt_tokens % grid
+        self._streaming = streaming
+        self._emitted = 0
+        self._done = False
+
+    def next(self, available: int, finished: bool) -> Cut | None:
+        """The next cut, when `available` tokens allow one; None to wait, and after the last."""
+        if self._done:
+            return None
+        hop = self._hop + (self._pad if self._emitted == 0 else 0)
+        if self._streaming and available - self._emitted >= hop + self._lookahead:
+            self._emitted += hop
+            self._hop = min(self._hop_limit, 2 * self._hop)
+            return Cut(self._emitted + self._lookahead, is_last=False)
+        if not finished:
+            return None
+        self._done = True
+        return Cut(available, is_last=True)

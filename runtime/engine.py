@@ -1,0 +1,167 @@
+"""One engine in one process: a request goes in, sound comes out while it is being made.
+
+    with engine.stream(request) as stream:
+        for chunk in stream:
+            play(chunk.samples)
+
+The front end runs on the caller's thread and refuses bad input there; then two workers carry the request through the
+stages (`workers.py`), and the caller reads its end of it (`stream.py`).
+"""
+
+import threading
+import time
+from types import TracebackType
+
+import torch
+
+from runtime.checkpoint import Checkpoint
+from runtime.errors import EngineUnavailable, GenerationError, Overloaded
+from runtime.frontend.prepare import Frontend
+from runtime.settings import EngineSettings
+from runtime.stage0.base import build_stage0
+from runtime.stage1.base import build_stage1
+from runtime.stream import SpeechStream
+from runtime.types import PreparedSpeech, SpeechRequest, StreamStats
+from runtime.workers import ChunkJob, Stage0Worker, Stage1Worker
+
+
+class Engine:
+    """Loads a checkpoint and speaks requests. Methods may be called from any thread."""
+
+    def __init__(self, checkpoint: Checkpoint, settings: EngineSettings | None = None) -> None:
+        """Raises CheckpointError or EngineUnavailable; afterwards the engine is ready."""
+        self.checkpoint = checkpoint
+        self.settings = settings or EngineSettings()
+        device = resolve_device(self.settings.device)
+        self._frontend = Frontend(checkpoint, self.settings)
+        self._stage0 = build_stage0(checkpoint, self.settings, device)
+        self._stage1 = build_stage1(checkpoint, self.settings, device)
+        self._lock = threading.Lock()
+        self._streams: set[SpeechStream] = set()
+        self._closed: str | None = None  # why no more requests are taken
+        self._worker0 = Stage0Worker(
+            self._stage0,
+            checkpoint.config,
+            max_streams=self.settings.max_streams,
+            capacity_tokens=lambda stream: self._stage1.capacity_tokens(stream.speech.reference),
+            hand_over=self._hand_over,
+            on_death=self._worker_died,
+        )
+        self._worker1 = Stage1Worker(
+            self._stage1,
+            sample_rate=checkpoint.config.sample_rate,
+            sentence_pause_seconds=self.settings.sentence_pause_seconds,
+            on_sentence=lambda stream, sentence: self._worker0.post(self._worker0.sentence_begun, stream, sentence),
+            on_death=self._worker_died,
+        )
+        self._worker0.start()
+        self._worker1.start()
+
+    def prepare(self, request: SpeechRequest) -> PreparedSpeech:
+        """Everything before the stages. Raises RequestError for what the caller can fix."""
+        return self._frontend.prepare(request)
+
+    def stream(self, request: SpeechRequest) -> SpeechStream:
+        """Prepares a request now and speaks it once the stream is entered.
+
+        Raises RequestError for bad input, Overloaded when too many requests are in hand.
+        """
+        requested_at = time.monotonic()
+        self._check_open()
+        speech = self.prepare(request)
+        stats = StreamStats(
+            mode=speech.mode,
+            seed=speech.seed,
+            sampling=speech.sampling,
+            sentences=len(speech.sentences),
+            sample_rate=self.checkpoint.config.sample_rate,
+            prepare_seconds=time.monotonic() - requested_at,
+            warnings=list(speech.warnings),
+        )
+        return SpeechStream(
+            speech,
+            stats,
+            requested_at=requested_at,
+            chunk_queue=self.settings.chunk_queue,
+            on_start=self._start,
+            on_read=lambda: self._worker1.post(self._worker1.look_again),
+            on_end=self._release,
+        )
+
+    def describe(self) -> dict[str, str]:
+        """What is live: engines, devices and precision as they were resolved."""
+        return {
+            "model": self.checkpoint.folder.name,
+            "language model": self.checkpoint.lm_name,
+            "fidelity": self.settings.fidelity,
+            **self._frontend.describe(),
+            **self._stage0.describe(),
+            **self._stage1.describe(),
+        }
+
+    @property
+    def live_streams(self) -> int:
+        """Requests that have been entered and have not ended."""
+        return len(self._streams)
+
+    def close(self) -> None:
+        """Ends every stream and both workers. Calling it again does nothing."""
+        self._shut("the engine was closed")
+        self._worker0.stop()
+        self._worker1.stop()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Between stream and workers
+
+    def _start(self, stream: SpeechStream) -> None:
+        self._check_open()
+        with self._lock:
+            if len(self._streams) >= self.settings.max_streams + self.settings.max_waiting:
+                raise Overloaded(f"{len(self._streams)} requests are in hand, the limit; try again in a moment")
+            self._streams.add(stream)
+        self._worker0.post(self._worker0.add, stream)
+
+    def _hand_over(self, job: ChunkJob) -> None:
+        self._worker1.post(self._worker1.take, job)
+
+    def _release(self, stream: SpeechStream) -> None:
+        with self._lock:
+            self._streams.discard(stream)
+        self._worker0.post(self._worker0.drop, stream)
+        self._worker1.post(self._worker1.drop, stream)
+
+    def _worker_died(self, error: BaseException) -> None:
+        self._shut(f"a worker of the engine died ({type(error).__name__}: {error}); restart it")
+
+    def _shut(self, why: str) -> None:
+        with self._lock:
+            self._closed = self._closed or why
+            streams = list(self._streams)
+        for stream in streams:
+            stream.fail(GenerationError(why))
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise EngineUnavailable(self._closed)
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` is the GPU where there is one. Raises EngineUnavailable for a device that is not here."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as unknown:
+        raise EngineUnavailable(f"no device is called {name!r}; choose auto, cpu, cuda or cuda:N") from unknown
+    if device.type not in ("cpu", "cuda"):
+        raise EngineUnavailable(f"device {name!r} is not supported; choose auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise EngineUnavailable(f"device {name!r} was asked for, but {torch.cuda.device_count()} CUDA devices are here")
+    return device

@@ -1,0 +1,118 @@
+"""Builds stage 1 from a checkpoint, and says what an estimator of the flow is.
+
+Shapes: R rows, N mel frames (50 Hz), M mel bins. A faster estimator is one file beside dit.py and one branch here.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from runtime.checkpoint import Checkpoint, load_strict
+from runtime.config import FlowConfig, ModelConfig
+from runtime.errors import CheckpointError, EngineUnavailable
+from runtime.settings import EngineSettings, Precision
+from runtime.stage1.conditioning import Flow, prompt_condition
+from runtime.stage1.decoder import Stage1
+from runtime.stage1.dit import rotary_frequencies
+from runtime.stage1.hift import HiFT
+from runtime.stage1.noise import HARMONICS, MEL_BINS, NoiseBank
+from runtime.stage1.solver import solve
+from runtime.stage1.vocoder import Vocoder
+
+_DTYPES: dict[Precision, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+_PROBE_TOKENS = 50
+
+
+class FlowEstimator(Protocol):
+    """Velocity of the mel at a time: the network that the solver asks at each step."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def __call__(
+        self, x: Tensor, mask: Tensor | None, mu: Tensor, t: Tensor, speaker: Tensor, cond: Tensor, *, chunked: bool
+    ) -> Tensor:
+        """x, mu, cond [R, M, N], t [R], speaker [R, M] -> velocity [R, M, N].
+
+        Rows are guidance pairs: 2i conditional, 2i + 1 unconditional. `mask` [R, 1, N] is true on real frames, which
+        come first in each row; None when all are real. `chunked` is the chunk-causal attention of streaming.
+        """
+        ...
+
+
+def build_stage1(checkpoint: Checkpoint, settings: EngineSettings, device: torch.device) -> Stage1:
+    """Loads flow and vocoder. Raises CheckpointError for weights that do not fit, EngineUnavailable for settings."""
+    config = checkpoint.config
+    check_noise_shape(config)
+    flow = load_flow(config.flow, checkpoint.weights("flow"), device)
+    hift = HiFT(config.hift)
+    load_strict(hift, "hift", checkpoint.weights("hift"))
+    noise = NoiseBank(device)
+    estimator = build_estimator(flow, settings)
+    if settings.flow_precision != "float32":
+        check_finite(estimator, flow, noise)
+    return Stage1(flow, estimator, Vocoder(hift.to(device).eval(), noise), noise, settings.final_attention)
+
+
+def load_flow(config: FlowConfig, weights: Mapping[str, Tensor], device: torch.device) -> Flow:
+    """Builds the flow without drawing weights that the file replaces anyway, and fills it strictly.
+
+    Each buffer of the flow is in the file, so nothing is left unset by this way of building.
+    """
+    with torch.device("meta"):
+        flow = Flow(config)
+    flow.to_empty(device=device)
+    load_strict(flow, "flow", weights)
+    inv_freq = flow.estimator.rotary_embed.inv_freq
+    formula = rotary_frequencies(config.dit.head_dim).to(device)
+    if not torch.allclose(inv_freq, formula, rtol=1e-3, atol=0):
+        raise CheckpointError(
+            "decoder.estimator.rotary_embed.inv_freq is not 10000^(-2k / head_dim); "
+            f"its largest deviation is {float((inv_freq / formula - 1).abs().max()):.2g} of the value"
+        )
+    inv_freq.copy_(formula)  # storage in half precision rounds it
+    return flow.eval().requires_grad_(False)
+
+
+def build_estimator(flow: Flow, settings: EngineSettings) -> FlowEstimator:
+    """Picks the estimator that the settings name, and casts its weights once. Tables stay in float32."""
+    assert settings.estimator in ("auto", "torch"), settings.estimator
+    for weight in flow.estimator.parameters():
+        weight.data = weight.data.to(_DTYPES[settings.flow_precision])
+    return flow.estimator
+
+
+@torch.inference_mode()
+def check_finite(estimator: FlowEstimator, flow: Flow, noise: NoiseBank) -> None:
+    """Solves a short probe. Raises EngineUnavailable when the estimator's precision does not hold its numbers."""
+    device = flow.input_embedding.weight.device
+    tokens = torch.arange(_PROBE_TOKENS, device=device)[None] % flow.config.speech_tokens
+    mu = flow.mu(tokens, is_last=True)
+    speaker = flow.speaker(torch.ones(1, flow.config.speaker_dim, device=device))
+    cond = prompt_condition(mu[:, :, :0], mu.shape[-1])
+    start = noise.flow_noise(mu.shape[-1])[None]
+    steps, rate = flow.config.euler_steps, flow.config.guidance_rate
+    mel = solve(estimator, start, mu, speaker, cond, steps=steps, rate=rate, chunked=False)
+    if not torch.isfinite(mel).all():
+        precision = str(estimator.dtype).removeprefix("torch.")
+        raise EngineUnavailable(
+            f"the flow overflows in {precision}: a probe of {_PROBE_TOKENS} tokens gave NaN or infinite mel; "
+            "choose float32 or bfloat16 as flow_precision"
+        )
+
+
+def check_noise_shape(config: ModelConfig) -> None:
+    """The noise recipe is that of the released shape; raises CheckpointError for another."""
+    pairs = (("mel bins", config.flow.mel_bins, MEL_BINS), ("harmonics", config.hift.harmonics + 1, HARMONICS))
+    for name, given, known in pairs:
+        if given != known:
+            raise CheckpointError(f"the checkpoint has {given} {name}; the fixed noise is made for {known}")

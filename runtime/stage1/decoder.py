@@ -1,0 +1,165 @@
+"""Stage 1: speech tokens in, samples out.
+
+Shapes: n generated tokens (25 Hz) after P prompt tokens, F prompt mel frames (50 Hz), M mel bins, S samples (24 kHz).
+Each chunk solves the flow over prompt and all tokens so far, hands on the frames that are new, and lets the vocoder
+continue from where it stands (spec 6.2). What a stream carries between chunks is its `Stage1State`.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from runtime.errors import GenerationError
+from runtime.stage1.conditioning import Flow, prompt_condition
+from runtime.stage1.noise import FLOW_FRAMES, NoiseBank
+from runtime.stage1.solver import solve
+from runtime.stage1.speed import Stretch
+from runtime.stage1.vocoder import Vocoder, VocoderState
+from runtime.types import PreparedReference
+
+if TYPE_CHECKING:  # base.py builds what stands on this file
+    from runtime.stage1.base import FlowEstimator
+
+
+@dataclass(slots=True, eq=False)
+class Stage1State:
+    """One segment of speech on its way through stage 1."""
+
+    prompt_tokens: Tensor  # [P] int64
+    prompt_mel: Tensor  # [1, M, F] float32
+    speaker: Tensor  # [1, M], normalised and projected
+    stretch: Stretch
+    vocoder: VocoderState
+    mel_frames: int = 0  # generated frames handed on so far, counted before the stretch
+
+    @property
+    def clipped(self) -> int:
+        return self.vocoder.clipped
+
+
+class Stage1:
+    """Flow and vocoder of one checkpoint. One worker drives it, no other thread touches it."""
+
+    def __init__(
+        self,
+        flow: Flow,
+        estimator: "FlowEstimator",
+        vocoder: Vocoder,
+        noise: NoiseBank,
+        final_attention: Literal["full", "chunked"] = "full",
+    ) -> None:
+        self._flow = flow
+        self._estimator = estimator
+        self._vocoder = vocoder
+        self._noise = noise
+        self._final_attention = final_attention
+        self._config = flow.config
+        self._device = flow.input_embedding.weight.device
+
+    @torch.inference_mode()
+    def open(self, reference: PreparedReference, *, speed: float = 1.0) -> Stage1State:
+        """Starts a segment in a voice. Raises GenerationError when the voice lacks a part or has the wrong shape."""
+        tokens, mel, speaker = reference.speech_tokens, reference.mel, reference.speaker
+        config = self._config
+        if tokens.dim() != 1 or not len(tokens):
+            raise GenerationError(f"reference tokens have shape {list(tokens.shape)}; stage 1 needs [P] with P > 0")
+        if mel.dim() != 2 or not len(mel) or mel.shape[1] != config.mel_bins:
+            raise GenerationError(
+                f"reference mel has shape {list(mel.shape)}; stage 1 needs [F, {config.mel_bins}] with F > 0"
+            )
+        if speaker.shape != (config.speaker_dim,):
+            raise GenerationError(f"speaker vector has shape {list(speaker.shape)}, not [{config.speaker_dim}]")
+        self._check_tokens(tokens)
+        mel, speaker = (part.to(self._device, torch.float32) for part in (mel, speaker))
+        return Stage1State(
+            prompt_tokens=tokens.to(self._device, torch.long),
+            prompt_mel=mel.T[None],
+            speaker=self._flow.speaker(speaker[None]),
+            stretch=Stretch(speed),
+            vocoder=self._vocoder.open(),
+        )
+
+    @torch.inference_mode()
+    def decode(self, state: Stage1State, tokens: Tensor, *, is_last: bool) -> Tensor:
+        """All tokens [n] of the segment up to the end of this chunk -> its new samples [S] float32 on the CPU.
+
+        Unless `is_last`, the final three tokens are look-ahead and sound in the next chunk. Raises GenerationError when
+        the segment cannot go on: an illegal token, more than fits, a cut off the grid, NaN in
+        mel or samples.
+        """
+        if is_last and not len(tokens):
+            return torch.empty(0)
+        mel = state.stretch.push(self.new_mel(state, tokens, is_last=is_last), is_last=is_last)
+        return self._vocoder.decode(state.vocoder, mel, is_last=is_last).cpu()
+
+    @torch.inference_mode()
+    def new_mel(self, state: Stage1State, tokens: Tensor, *, is_last: bool) -> Tensor:
+        """The mel frames [M, k] that these tokens add to those handed on before; possibly none.
+
+        Frames are counted behind the F prompt frames. F is 2P but in voice conversion by the reference's own rule (spec
+        9.21): there the prompt's last tokens sound too, or the first generated frames are missing.
+        """
+        config = self._config
+        self._check_tokens(tokens)
+        heard = len(tokens) if is_last else len(tokens) - config.lookahead_tokens
+        frames = config.mel_per_token * (len(state.prompt_tokens) + heard)
+        prompt_frames = state.prompt_mel.shape[-1]
+        if heard <= 0 or frames <= prompt_frames + state.mel_frames:
+            return state.prompt_mel.new_empty(config.mel_bins, 0)
+        if frames > FLOW_FRAMES:
+            room = self._capacity(len(state.prompt_tokens), prompt_frames)
+            raise GenerationError(
+                f"{len(tokens)} speech tokens after a prompt of {len(state.prompt_tokens)} pass the flow's "
+                f"{FLOW_FRAMES} frames; {room} fit, split the text"
+            )
+        if not is_last and frames % config.dit.chunk_frames:
+            grid = config.dit.chunk_frames // config.mel_per_token
+            raise GenerationError(
+                f"a chunk may end at a multiple of {grid} tokens from the start of the prompt, not at "
+                f"{frames // config.mel_per_token}: its last frames would change with the next chunk"
+            )
+        mel = self._solve(state, tokens, frames, is_last=is_last)[:, prompt_frames + state.mel_frames :]
+        if not torch.isfinite(mel).all():
+            raise GenerationError("the flow gave NaN or infinite mel; this segment cannot go on")
+        state.mel_frames = frames - prompt_frames
+        return mel
+
+    def capacity_tokens(self, reference: PreparedReference) -> int:
+        """How many generated tokens fit beside this prompt in one segment; longer text is split (spec 9.36)."""
+        return self._capacity(len(reference.speech_tokens), len(reference.mel))
+
+    def describe(self) -> dict[str, str]:
+        """What runs, for people and for the metadata of a response."""
+        return {
+            "flow estimator": self._estimator.name,
+            "flow precision": str(self._estimator.dtype).removeprefix("torch."),
+            "stage 1 device": str(self._device),
+            "attention of the last chunk": "full" if self._final_attention == "full" else "chunked (not the official one)",
+        }
+
+    def _solve(self, state: Stage1State, tokens: Tensor, frames: int, *, is_last: bool) -> Tensor:
+        """Mel [M, frames] of prompt and tokens."""
+        everything = torch.cat((state.prompt_tokens, tokens.to(self._device, torch.long)))
+        return solve(
+            self._estimator,
+            self._noise.flow_noise(frames)[None],
+            self._flow.mu(everything[None], is_last=is_last),
+            state.speaker,
+            prompt_condition(state.prompt_mel, frames),
+            steps=self._config.euler_steps,
+            rate=self._config.guidance_rate,
+            chunked=not is_last or self._final_attention == "chunked",
+        )[0]
+
+    def _capacity(self, prompt_tokens: int, prompt_frames: int) -> int:
+        ratio = self._config.mel_per_token
+        return max(0, (FLOW_FRAMES - max(ratio * prompt_tokens, prompt_frames)) // ratio)
+
+    def _check_tokens(self, tokens: Tensor) -> None:
+        limit = self._config.speech_tokens
+        if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < limit:
+            raise GenerationError(
+                f"speech tokens run from {int(tokens.min())} to {int(tokens.max())}; the flow knows 0 to {limit - 1}"
+            )

@@ -1,0 +1,394 @@
+"""The two threads of an engine, one per stage.
+
+A worker owns its stage and everything beside it; others reach it only by posting calls to its inbox. It works while
+there is work and blocks on the inbox otherwise: nothing here polls, and nothing but the inbox is shared.
+"""
+
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runtime.chunking import ChunkSchedule, SilenceThinner
+from runtime.config import ModelConfig
+from runtime.errors import GenerationError, SpeechError
+from runtime.stage0.base import Stage0
+from runtime.stage1.decoder import Stage1, Stage1State
+from runtime.stream import SpeechStream
+from runtime.types import EndReason, Sentence, TokenStep
+
+log = logging.getLogger(__name__)
+
+
+class Worker(ABC):
+    """A thread with an inbox of calls."""
+
+    def __init__(self, name: str, on_death: Callable[[BaseException], None]) -> None:
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._on_death = on_death
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def post(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Runs the call on the worker's thread, after those posted before it."""
+        self._inbox.put(lambda: call(*arguments))
+
+    def stop(self) -> None:
+        """Ends the thread after the step in hand, and waits for it."""
+        self.post(self._stop)
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    @property
+    @abstractmethod
+    def busy(self) -> bool:
+        """Whether `work` has something to do."""
+
+    @abstractmethod
+    def work(self) -> None:
+        """One step."""
+
+    def _run(self) -> None:
+        try:
+            with torch.inference_mode():
+                while not self._stopping:
+                    self._take_calls(wait=not self.busy)
+                    if self.busy and not self._stopping:
+                        self.work()
+        except BaseException as error:
+            # Only a mistake of ours comes here; requests must hear of it rather than wait for ever.
+            log.exception("worker %s died", self._thread.name)
+            self._on_death(error)
+
+    def _take_calls(self, wait: bool) -> None:
+        try:
+            self._inbox.get(block=wait)()
+            while True:
+                self._inbox.get_nowait()()
+        except Empty:
+            return
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """Tokens that share one flow and vocoder state: a sentence, or as much of a very long one as the noise covers."""
+
+    schedule: ChunkSchedule
+    tokens: list[int] = field(default_factory=list)
+    state: Stage1State | None = None  # touched by the stage-1 worker alone
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkJob:
+    """A piece of a segment that is ready for stage 1."""
+
+    stream: SpeechStream
+    sentence: int
+    segment: Segment
+    tokens: Tensor  # [n] int64, from the start of the segment, look-ahead included
+    is_last: bool  # of the segment
+    opens_sentence: bool
+    ends_stream: bool
+
+
+@dataclass(slots=True, eq=False)
+class Speaking:
+    """What the stage-0 worker knows of a stream: the sentence it is in, and what that gave so far."""
+
+    stream: SpeechStream
+    sentence: int = -1  # the one begun last
+    finished: int = -1  # the last whose tokens are complete
+    heard: int = -1  # the last that stage 1 has begun
+    key: int | None = None  # in stage 0, while tokens are being made
+    thinner: SilenceThinner | None = None
+    segment: Segment | None = None
+    opened: bool = False  # a job of this sentence was handed on
+
+
+class Stage0Worker(Worker):
+    """Steps the language model for all live streams, thins and cuts their tokens, hands the pieces to stage 1.
+
+    A stream is at most one sentence ahead of what stage 1 has begun, so that an unread stream costs no more than that.
+    """
+
+    def __init__(
+        self,
+        stage0: Stage0,
+        config: ModelConfig,
+        *,
+        max_streams: int,
+        capacity_tokens: Callable[[SpeechStream], int],
+        hand_over: Callable[[ChunkJob], None],
+        on_death: Callable[[BaseException], None],
+    ) -> None:
+        super().__init__("mynah-stage0", on_death)
+        self._stage0 = stage0
+        self._config = config
+        self._max_streams = max_streams
+        self._capacity_tokens = capacity_tokens
+        self._hand_over = hand_over
+        self._keys = count()
+        self._streams: dict[SpeechStream, Speaking] = {}
+        self._waiting: deque[Speaking] = deque()
+        self._live: dict[int, Speaking] = {}
+
+    # Calls from other threads, through `post`
+
+    def add(self, stream: SpeechStream) -> None:
+        speaking = self._streams[stream] = Speaking(stream)
+        self._go_on(speaking)
+
+    def sentence_begun(self, stream: SpeechStream, sentence: int) -> None:
+        """Stage 1 has begun a sentence, so the next one may be prepared."""
+        if speaking := self._streams.get(stream):
+            speaking.heard = sentence
+            self._go_on(speaking)
+
+    def drop(self, stream: SpeechStream) -> None:
+        """Forgets a stream, whatever it was doing. Unknown streams are ignored."""
+        speaking = self._streams.pop(stream, None)
+        if speaking is None:
+            return
+        if speaking in self._waiting:
+            self._waiting.remove(speaking)
+        if speaking.key is not None:
+            self._live.pop(speaking.key, None)
+            self._stage0.drop(speaking.key)
+        self._admit()
+
+    @property
+    def streams(self) -> int:
+        return len(self._streams)
+
+    # The work
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._live)
+
+    def work(self) -> None:
+        began = time.perf_counter()
+        try:
+            steps = self._stage0.step()
+        except Exception as error:  # e.g. out of memory: whose fault it was cannot be told, so all in the batch end
+            log.exception("a step of stage 0 failed")
+            for speaking in list(self._live.values()):
+                self._fail(speaking, _as_generation_error(error))
+            return
+        seconds = time.perf_counter() - began
+        for speaking in self._live.values():
+            speaking.stream.stats.stage0_seconds += seconds
+        for step in steps:
+            self._route(step)
+
+    def _go_on(self, speaking: Speaking) -> None:
+        """Begins the next sentence when the last is complete and being heard."""
+        following = speaking.sentence + 1
+        if not speaking.finished == speaking.sentence == speaking.heard:
+            return
+        if following == len(speaking.stream.speech.sentences):
+            return
+        speaking.sentence = following
+        speaking.thinner = SilenceThinner(self._config.silent_tokens)
+        speaking.segment = self._new_segment(speaking.stream)
+        speaking.opened = False
+        sentence: Sentence = speaking.stream.speech.sentences[following]
+        if sentence.tokens is None:
+            self._waiting.append(speaking)
+            self._admit()
+            return
+        for token in sentence.tokens.tolist():  # conversion: the source's own tokens, unthinned (spec 3.5)
+            self._keep(speaking, token)
+        self._finish(speaking, EndReason.STOP)
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._live) < self._max_streams:
+            speaking = self._waiting.popleft()
+            speech = speaking.stream.speech
+            prompt = speech.sentences[speaking.sentence].prompt
+            assert prompt is not None
+            key = next(self._keys)
+            try:
+                self._stage0.add(key, prompt, speech.sampling, _sentence_seed(speech.seed, speaking.sentence))
+            except Exception as error:  # whatever it is, it belongs to this request
+                self._fail(speaking, _as_generation_error(error))
+                continue
+            speaking.key = key
+            self._live[key] = speaking
+
+    def _route(self, step: TokenStep) -> None:
+        speaking = self._live.get(step.key)
+        if speaking is None:
+            return
+        if step.error is not None:
+            self._fail(speaking, step.error)
+            return
+        if step.token is not None:
+            assert speaking.thinner is not None
+            if 0 <= step.token < self._config.lm.speech_tokens and speaking.thinner.keeps(step.token):
+                self._keep(speaking, step.token)
+            else:
+                speaking.stream.stats.dropped_tokens += 1
+        if step.is_last:
+            del self._live[step.key]
+            speaking.key = None
+            self._finish(speaking, step.end or EndReason.STOP)
+            self._admit()
+
+    def _keep(self, speaking: Speaking, token: int) -> None:
+        segment = speaking.segment
+        assert segment is not None
+        if len(segment.tokens) == self._capacity_tokens(speaking.stream):
+            self._cut(speaking, finished=True, ends_stream=False)
+            segment = speaking.segment = self._new_segment(speaking.stream)
+        segment.tokens.append(token)
+        speaking.stream.stats.tokens += 1
+        self._cut(speaking, finished=False, ends_stream=False)
+
+    def _finish(self, speaking: Speaking, reason: EndReason) -> None:
+        """The tokens of a sentence are complete."""
+        stream, segment = speaking.stream, speaking.segment
+        assert segment is not None
+        speaking.finished = speaking.sentence
+        if reason is EndReason.LENGTH:
+            stream.stats.length_capped.append(speaking.sentence)
+        if not segment.tokens:
+            text = stream.speech.sentences[speaking.sentence].text
+            self._fail(speaking, GenerationError(f"the model gave no sound for {text[:60]!r}; try another seed"))
+            return
+        is_final = speaking.sentence + 1 == len(stream.speech.sentences)
+        self._cut(speaking, finished=True, ends_stream=is_final)
+        self._go_on(speaking)
+
+    def _cut(self, speaking: Speaking, *, finished: bool, ends_stream: bool) -> None:
+        segment = speaking.segment
+        assert segment is not None
+        while cut := segment.schedule.next(len(segment.tokens), finished):
+            self._hand_over(
+                ChunkJob(
+                    speaking.stream,
+                    speaking.sentence,
+                    segment,
+                    torch.tensor(segment.tokens[: cut.tokens], dtype=torch.long),
+                    is_last=cut.is_last,
+                    opens_sentence=not speaking.opened,
+                    ends_stream=ends_stream and cut.is_last,
+                )
+            )
+            speaking.opened = True
+
+    def _new_segment(self, stream: SpeechStream) -> Segment:
+        return Segment(
+            ChunkSchedule(
+                len(stream.speech.reference.speech_tokens),
+                grid=self._config.chunk_tokens,
+                lookahead=self._config.flow.lookahead_tokens,
+                streaming=stream.speech.streaming,
+            )
+        )
+
+    def _fail(self, speaking: Speaking, error: SpeechError) -> None:
+        self.drop(speaking.stream)
+        speaking.stream.fail(error)
+
+
+class Stage1Worker(Worker):
+    """Turns pieces of tokens into sound, one at a time, streams taking turns. Unread streams wait, others pass them."""
+
+    def __init__(
+        self,
+        stage1: Stage1,
+        *,
+        sample_rate: int,
+        sentence_pause_seconds: float,
+        on_sentence: Callable[[SpeechStream, int], None],
+        on_death: Callable[[BaseException], None],
+    ) -> None:
+        super().__init__("mynah-stage1", on_death)
+        self._stage1 = stage1
+        self._pause = np.zeros(round(sentence_pause_seconds * sample_rate), np.float32)
+        self._on_sentence = on_sentence
+        self._jobs: dict[SpeechStream, deque[ChunkJob]] = {}  # in the order of their turns
+
+    # Calls from other threads, through `post`
+
+    def take(self, job: ChunkJob) -> None:
+        if not job.stream.ended:
+            self._jobs.setdefault(job.stream, deque()).append(job)
+
+    def drop(self, stream: SpeechStream) -> None:
+        self._jobs.pop(stream, None)
+
+    def look_again(self) -> None:
+        """A consumer has read, so its stream may have room; being called is all that is needed."""
+
+    @property
+    def streams(self) -> int:
+        return len(self._jobs)
+
+    # The work
+
+    @property
+    def busy(self) -> bool:
+        return any(stream.has_room for stream in self._jobs)
+
+    def work(self) -> None:
+        stream = next(stream for stream in self._jobs if stream.has_room)
+        jobs = self._jobs.pop(stream)
+        job = jobs.popleft()
+        if jobs:
+            self._jobs[stream] = jobs  # behind the others
+        if stream.ended:
+            return
+        try:
+            self._speak(job)
+        except Exception as error:  # whatever it is, it belongs to this request
+            self._jobs.pop(stream, None)
+            stream.fail(_as_generation_error(error))
+
+    def _speak(self, job: ChunkJob) -> None:
+        stream, segment = job.stream, job.segment
+        if job.opens_sentence:
+            self._on_sentence(stream, job.sentence)
+        began = time.perf_counter()
+        if segment.state is None:
+            segment.state = self._stage1.open(stream.speech.reference, speed=stream.speech.speed)
+        clipped = segment.state.clipped
+        samples = self._stage1.decode(segment.state, job.tokens, is_last=job.is_last).numpy()
+        stream.stats.stage1_seconds += time.perf_counter() - began
+        stream.stats.clipped_samples += segment.state.clipped - clipped
+        if job.opens_sentence and job.sentence > 0:
+            samples = np.concatenate([self._pause, samples])
+        if len(samples) or job.ends_stream:
+            stream.deliver(samples, job.sentence, is_last=job.ends_stream)
+        if job.ends_stream:
+            stream.end(EndReason.LENGTH if stream.stats.length_capped else EndReason.STOP)
+
+
+def _sentence_seed(seed: int, sentence: int) -> int:
+    """Each sentence draws from its own generator; the first one has the request's seed."""
+    return (seed + 0x9E3779B97F4A7C15 * sentence) % 2**63
+
+
+def _as_generation_error(error: Exception) -> SpeechError:
+    if isinstance(error, SpeechError):
+        return error
+    named = GenerationError(f"the request could not be spoken: {type(error).__name__}: {error}")
+    named.__cause__ = error
+    return named

@@ -1,0 +1,69 @@
+"""Cuts and silence between the stages. Trap 26 (look-ahead counted once), 34, 35 and 36 of the reliability list."""
+
+import pytest
+
+from runtime.chunking import ChunkSchedule, Cut, SilenceThinner
+from runtime.config import RELEASED_SILENT_TOKENS
+from runtime.errors import RequestError
+from tests import golden
+
+
+def cuts(schedule: ChunkSchedule, total: int, arriving: int = 1) -> list[Cut]:
+    """All cuts of a segment whose tokens come `arriving` at a time."""
+    found = []
+    for available in [*range(0, total, arriving), total]:
+        while cut := schedule.next(available, finished=available == total):
+            found.append(cut)
+    return found
+
+
+def test_thinning_equals_the_official_filter():
+    case = golden.meta("stream")["cases"]["silent_thinning"]
+    thinner = SilenceThinner(RELEASED_SILENT_TOKENS)
+    assert set(case["silent_tokens"]) == RELEASED_SILENT_TOKENS
+    assert [token for token in case["in"] if thinner.keeps(token)] == case["out"]
+
+
+def test_cuts_equal_the_official_loop():
+    # 120 tokens after a prompt of 30: 39360, 48000, 27840 samples
+    assert cuts(ChunkSchedule(30), 120) == [Cut(48, False), Cut(98, False), Cut(120, True)]
+
+
+@pytest.mark.parametrize("arriving", [1, 2, 7, 1000])
+def test_cuts_do_not_depend_on_when_tokens_come(arriving):
+    assert cuts(ChunkSchedule(87), 700, arriving) == cuts(ChunkSchedule(87), 700, 700)
+
+
+@pytest.mark.parametrize(("prompt", "first"), [(0, 25), (1, 49), (24, 26), (25, 25), (26, 49), (87, 38)])
+def test_first_hop_fills_the_grid_of_the_prompt(prompt, first):
+    """Trap 35."""
+    emitted = [cut.tokens - 3 for cut in cuts(ChunkSchedule(prompt), 500) if not cut.is_last]
+    assert emitted[0] == first
+    assert all((prompt + end) % 25 == 0 for end in emitted)
+
+
+@pytest.mark.parametrize("total", [0, 1, 2, 3, 27])
+def test_a_text_shorter_than_one_hop_is_one_final_chunk(total):
+    """Trap 35."""
+    assert cuts(ChunkSchedule(0), total) == [Cut(total, True)]
+
+
+def test_a_chunk_that_can_be_filled_is_streamed_even_after_the_end():
+    assert ChunkSchedule(0).next(28, finished=True) == Cut(28, False)
+
+
+def test_hops_grow_to_a_hundred_and_every_stream_starts_small_again():
+    """Trap 36."""
+    for _ in range(2):
+        ends = [0] + [cut.tokens - 3 for cut in cuts(ChunkSchedule(0), 600) if not cut.is_last]
+        assert [b - a for a, b in zip(ends, ends[1:], strict=False)] == [25, 50, 100, 100, 100, 100, 100]
+
+
+def test_without_streaming_everything_is_one_chunk():
+    assert cuts(ChunkSchedule(30, streaming=False), 120) == [Cut(120, True)]
+
+
+def test_a_hop_off_the_grid_is_refused():
+    """Trap 34."""
+    with pytest.raises(RequestError, match="multiple of 25"):
+        ChunkSchedule(0, first_hop=15)
