@@ -1,12 +1,14 @@
-"""Starts Mynah: flags -> Settings -> Engine -> the page, or one command. The environment is read here and nowhere else."""
+"""Starts Mynah: flags -> Settings -> Engine -> the page, or one command. Only this file reads the environment."""
 
 import os
 import socket
 import sys
 import time
 import webbrowser
+from argparse import Namespace
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from typing import Any
 
 import uvicorn
 
@@ -14,23 +16,85 @@ from app.cli import build_parser, engine_settings, read_request, say, tell
 from app.figures import NOISE_NOTICE
 from app.server import build_app
 from app.settings import FIRST_PORT, Settings
-from runtime import Engine, GenerationError, RequestError, SpeechError, resolve_checkpoint
+from runtime import Engine, RequestError, SpeechError, resolve_checkpoint
 
 
-def main(argv: list[str], environment: Mapping[str, str], open_engine: "Callable[[Settings], Engine] | None" = None) -> int:
+def main(
+    argv: list[str], environment: Mapping[str, str], open_engine: Callable[[Settings], Engine] | None = None
+) -> int:
     """Runs the command line and returns its exit code."""
     args = build_parser().parse_args(argv)
     try:
-        settings = read_settings(vars(args), environment, engine_settings(args))
-        request = read_request(args) if args.command == "say" else None
+        settings = read_settings(args, environment)
+        if args.command == "say":
+            request = read_request(args)
+            with closing((open_engine or load_engine)(settings)) as engine:
+                return say(args, request, engine)
+        listener = listen(settings.host, settings.port)
         with closing((open_engine or load_engine)(settings)) as engine:
-            return say(args, request, engine) if request else serve(engine, settings)
+            serve(engine, settings, listener)
+        return 0
     except SpeechError as error:
         tell(f"error: {error}")
-        return 1 if isinstance(error, GenerationError) else 2
+        return 2
     except KeyboardInterrupt:
         tell("interrupted")
         return 130
+
+
+def read_settings(args: Namespace, environment: Mapping[str, str]) -> Settings:
+    """Flags over what a Space needs over the defaults."""
+    names = ("model", "lm", "source", "host", "port", "open_browser")
+    space: dict[str, Any] = (
+        {"host": "0.0.0.0", "port": FIRST_PORT, "open_browser": False} if "SPACE_ID" in environment else {}
+    )
+    given = {name: value for name, value in vars(args).items() if name in names}
+    return Settings(**(space | given), engine=engine_settings(args))
+
+
+def load_engine(settings: Settings) -> Engine:
+    tell(f"loading {settings.model} ({settings.lm}) ...")
+    began = time.monotonic()
+    checkpoint = resolve_checkpoint(settings.model, lm_name=settings.lm, source=settings.source)
+    engine = Engine(checkpoint, settings.engine)
+    for name, value in engine.describe().items():
+        tell(f"  {name}: {value}")
+    tell(f"ready after {time.monotonic() - began:.1f} s")
+    return engine
+
+
+def listen(host: str, port: int | None) -> socket.socket:
+    """Takes the port before the model is loaded, so that a busy one shows at once."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for candidate in range(FIRST_PORT, FIRST_PORT + 20) if port is None else (port,):
+        try:
+            return socket.create_server((host, candidate), family=family)
+        except OSError as error:
+            failed = error
+    wanted = f"{host}:{port}" if port else f"{host}, ports {FIRST_PORT} to {FIRST_PORT + 19}"
+    raise RequestError(f"cannot listen on {wanted} ({failed.strerror}); choose another --port or --host")
+
+
+def serve(engine: Engine, settings: Settings, listener: socket.socket) -> None:
+    """Serves the page until Ctrl-C."""
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
+    url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+    if not engine.checkpoint.makes_speech:
+        tell(f"note: {NOISE_NOTICE}")
+    app = build_app(engine, settings)
+    tell(f"the page is at {url} (Ctrl-C ends it)")
+    if settings.open_browser:
+        show(url)
+    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
+
+
+def show(url: str) -> None:
+    """Opens the page where there is a browser with a window; text browsers would take the terminal."""
+    try:
+        if type(webbrowser.get()) is not webbrowser.GenericBrowser:
+            webbrowser.open(url)
+    except webbrowser.Error:
+        tell("no browser was found here; open the address yourself")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def to_pcm16(samples: np.ndarray) -> bytes:
 
 @contextmanager
 def wav_file(path: Path, sample_rate: int) -> Iterator[wave.Wave_write]:
-    """Opens a mono PCM16 WAV for `writeframes`. It appears under its name when complete, and not at all after an error."""
+    """Opens a mono PCM16 WAV for `writeframes`. It appears under its name when complete; after an error, not at all."""
     unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")  # same folder, so that renaming is atomic
     try:
         with wave.open(str(unfinished), "wb") as file:

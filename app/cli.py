@@ -10,13 +10,22 @@ from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO, get_args
+from typing import Any, BinaryIO, NoReturn, get_args
 
 from tqdm import tqdm
 
 from app.audio_format import to_pcm16, wav_file
 from app.figures import NOISE_NOTICE, expected_seconds, figures, remarks
-from runtime import Engine, EngineSettings, GenerationError, Precision, RequestError, SpeechRequest, StreamStats, load_clip
+from runtime import (
+    Engine,
+    EngineSettings,
+    GenerationError,
+    Precision,
+    RequestError,
+    SpeechRequest,
+    StreamStats,
+    load_clip,
+)
 
 PIPE = "-"
 
@@ -37,7 +46,7 @@ def build_parser() -> ArgumentParser:
     say = commands.add_parser(
         "say",
         help="speak into a WAV file or a pipe",
-        description="Speaks a text in the voice of a recording. Exit codes: 0 spoken, 1 generation failed, 2 bad input.",
+        description="Speaks a text in the voice of a recording. Exit codes: 0 spoken, 1 not generated, 2 bad input.",
         epilog="To listen while it is made: launch.py say ... --stream-to - | aplay -f S16_LE -r 24000",
         parents=[engine],
         argument_default=SUPPRESS,
@@ -69,14 +78,28 @@ def _say_flags(say: ArgumentParser) -> None:
     say.add_argument("--transcript", default=None, help="the words of the reference; makes the likeness closer")
     say.add_argument("--instruct", default=None, help="how to speak, in plain words")
     say.add_argument("--out", type=Path, default=None, help="WAV file to write")
-    say.add_argument("--stream-to", choices=(PIPE,), default=None, help="write raw PCM16 mono to stdout while it is made")
+    say.add_argument(
+        "--stream-to", choices=(PIPE,), default=None, help="write raw PCM16 mono to stdout while it is made"
+    )
     say.add_argument("--speed", type=float, default=1.0, help="1.2 is a fifth faster (default: 1)")
     say.add_argument("--seed", type=int, default=None, help="the same seed gives the same sound")
     say.add_argument("--trim", action="store_true", default=False, help="use the first 30 s of a longer reference")
     say.add_argument("--no-stream", dest="streaming", action="store_false", default=True, help="make it in one piece")
     say.add_argument(
-        "--no-normalize", dest="normalize", action="store_false", default=True, help="leave numbers and units as written"
+        "--no-normalize",
+        dest="normalize",
+        action="store_false",
+        default=True,
+        help="leave numbers and units as written",
     )
+
+
+def engine_settings(args: Namespace) -> EngineSettings:
+    given = vars(args)
+    chosen: dict[str, Any] = {name: given[name] for name in ("device", "fidelity") if name in given}
+    if "precision" in given:
+        chosen |= {"lm_precision": given["precision"], "flow_precision": given["precision"]}
+    return EngineSettings(**chosen)
 
 
 def read_request(args: Namespace) -> SpeechRequest:
@@ -115,16 +138,21 @@ def say(args: Namespace, request: SpeechRequest, engine: Engine) -> int:
                 pcm = to_pcm16(chunk.samples)
                 for write in sinks:
                     write(pcm)
-                bar.update(len(chunk.samples) / chunk.sample_rate)
+                seconds = len(chunk.samples) / chunk.sample_rate
+                bar.total = max(bar.total or 0, bar.n + seconds)
+                bar.update(seconds)
             if not stream.stats.samples:
                 raise GenerationError("the model ended without a sound; try another seed or a longer text")
             bar.total = bar.n
     except GenerationError as failed:
         tell(f"error: {failed}")
         return 1
-    except BrokenPipeError:  # aplay was closed: nobody listens any more, and the interpreter must not flush at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        tell("error: the program that reads the samples has ended")
+    except OSError as failed:  # a full disk, or the program behind the pipe has ended
+        if args.stream_to == PIPE:
+            os.dup2(
+                os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+            )  # the interpreter flushes it once more at exit
+        tell(f"error: the samples cannot be written: {failed.strerror}")
         return 1
     _tell_figures(stream.stats, args.out)
     return 0
@@ -167,7 +195,7 @@ def _pipe(stdout: BinaryIO) -> Callable[[bytes], object]:
     return write
 
 
-def _progress(seconds: float) -> "tqdm[object]":
+def _progress(seconds: float) -> "tqdm[NoReturn]":
     layout = "{desc} {percentage:3.0f}%|{bar}| {n:.1f} of about {total:.0f} s [{elapsed}]"
     return tqdm(total=seconds, desc="speaking", file=sys.stderr, bar_format=layout, leave=True)
 
@@ -176,17 +204,10 @@ def _tell_figures(stats: StreamStats, out: Path | None) -> None:
     made = figures(stats)
     tell(
         f"{made['seconds']:.2f} s of speech, first audio after {made['first_audio'] or 0:.2f} s, "
-        f"RTF {made['rtf'] or 0:.2f}, {made['tokens']} tokens, seed {made['seed']}, {made['mode']}, ended: {made['ended']}"
+        f"RTF {made['rtf'] or 0:.2f}, {made['tokens']} tokens, "
+        f"seed {made['seed']}, {made['mode']}, ended: {made['ended']}"
     )
     for remark in remarks(stats):
         tell(f"note: {remark}")
     if out is not None:
         tell(f"wrote {out}")
-
-
-def engine_settings(args: Namespace) -> EngineSettings:
-    given = vars(args)
-    chosen = {name: given[name] for name in ("device", "fidelity") if name in given}
-    if "precision" in given:
-        chosen |= {"lm_precision": given["precision"], "flow_precision": given["precision"]}
-    return EngineSettings(**chosen)

@@ -1,4 +1,4 @@
-"""What page and command say about a stream: how long it may get, its figures, and that demo weights make noise."""
+"""What page and command say about a stream: how long it may get, its figures, and that untrained weights make noise."""
 
 import unicodedata
 from typing import TypedDict
@@ -6,8 +6,7 @@ from typing import TypedDict
 from runtime import OFFICIAL, EndReason, SpeechRequest, StreamStats
 
 NOISE_NOTICE = (
-    "The bundled demo weights are untrained: what you hear is noise, not speech. "
-    f"For a voice, start with --model {OFFICIAL}"
+    f"These weights are untrained: what you hear is noise, not speech. For a voice, start with --model {OFFICIAL}"
 )
 
 _LETTERS_PER_SECOND = 14.0

@@ -8,7 +8,8 @@
   const START = 0.12; // buffered before the first sample is played
   const REBUFFER = 0.3; // more of it after each underrun, up to LONGEST
   const LONGEST = 1.5;
-  const PATIENCE = 3; // an engine slower than sound is not waited for longer than this
+  const PATIENCE = 3; // from the first chunk on, a slow engine is not waited for longer than this
+  const GROWTH = 2.2; // the engine's chunks about double: the next one may take this much longer than the last
   const clock = () => performance.now() / 1000;
 
   const WORKLET = `registerProcessor("mynah", class extends AudioWorkletProcessor {
@@ -113,7 +114,7 @@
 
     #reset(state) {
       Object.assign(this, {state, job: 0, received: 0, played: 0, peaks: [], underruns: 0, lost: 0, next: 0, open: false});
-      Object.assign(this, {target: START, pace: null, expected: 0, complete: false, final: null, figures: {}});
+      Object.assign(this, {target: START, pace: null, chunk: 0, expected: 0, complete: false, final: null, figures: {}});
       Object.assign(this, {message: "", clickedAt: 0, firstAt: 0, queueWait: null, heard: null, blocked: false});
     }
 
@@ -167,7 +168,7 @@
         if (this.state === "waiting") this.#change({state: "preparing"}, "preparing");
       } else if (message.pcm !== undefined && this.state !== "stopped") {
         this.#receive(message);
-      } else if (message.pcm === undefined) {
+      } else if (message.pcm === undefined && !this.final) {
         Object.assign(this, {final: message, complete: true, message: message.message});
         if (message.state !== "done") this.state = message.state;
         this.#note(message.state);
@@ -176,6 +177,7 @@
     }
 
     #receive({index, pcm, rate, pace, expected, last}) {
+      if (index < this.next) return; // Gradio may show a value twice
       if (rate !== RATE) throw new Error(`the engine sends ${rate} Hz, the player plays ${RATE} Hz`);
       const bytes = new DataView(Uint8Array.from(atob(pcm), (letter) => letter.charCodeAt(0)).buffer);
       const samples = new Float32Array(bytes.byteLength / 2);
@@ -188,16 +190,17 @@
         setTimeout(() => this.#advance(), 1000 * PATIENCE);
         this.#note("first chunk");
       }
-      Object.assign(this, {next: index + 1, received: this.received + samples.length, pace, expected, complete: last});
+      this.received += samples.length;
+      Object.assign(this, {next: index + 1, chunk: samples.length / RATE, pace, expected, complete: last});
       this.sink.push(samples);
       this.#advance();
     }
 
-    // Seconds to have in hand before the sink opens.
+    // Seconds to have in hand before the sink opens. `pace` is seconds of work per second of sound: the next chunk must
+    // arrive before these are heard, and an engine slower than sound needs a lead that lasts to the expected end.
     #needed() {
-      if (this.underruns || this.pace <= 0.9 || clock() - this.firstAt >= PATIENCE) return this.target;
-      const remaining = Math.max(0, this.expected - this.received / RATE);
-      return Math.max(this.target, remaining * (1 - 1 / this.pace));
+      if (this.underruns || clock() - this.firstAt >= PATIENCE) return this.target;
+      return Math.max(this.target, this.pace * GROWTH * this.chunk, this.expected * (1 - 1 / this.pace));
     }
 
     #advance() {

@@ -95,7 +95,7 @@ class Engine:
             "language model": self.checkpoint.lm_name,
             "fidelity": self.settings.fidelity,
             **self._frontend.describe(),
-            **self._stage0.describe(),
+            **{f"stage 0 {name}": value for name, value in self._stage0.describe().items()},
             **self._stage1.describe(),
         }
 

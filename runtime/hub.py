@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
-from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
+from huggingface_hub.errors import HTTPError as TransportError  # type: ignore[attr-defined]  # requests', httpx', ...
 
 from runtime.checkpoint import Checkpoint, open_checkpoint
 from runtime.errors import CheckpointError, EngineUnavailable
@@ -104,7 +105,7 @@ def _download(model: str, file: HubFile, revision: str | None, absent: Sequence[
         raise CheckpointError(f"{model} has no file {file.name}; is it a CosyVoice3 checkpoint?") from missing
     except RepositoryNotFoundError as missing:
         raise CheckpointError(f"the hub knows no repository {model}, or it is private") from missing
-    except (HfHubHTTPError, OSError) as offline:
+    except (TransportError, OSError) as offline:
         raise CheckpointError(_by_hand(model, absent)) from offline
 
 
@@ -159,7 +160,8 @@ def _by_hand(model: str, files: Sequence[HubFile]) -> str:
     revision = OFFICIAL_REVISION if model == OFFICIAL else "main"
     names = "".join(f"\n  {file.name}" + (f" ({file.size:,} bytes)" if file.size else "") for file in files)
     return (
-        f"{model} could not be fetched: no network, or the hub does not answer. To do it by hand, take{names}\n"
+        f"{model} could not be fetched: no network, or the hub does not answer. What arrived is kept, so that starting "
+        f"again goes on from there. To do it by hand, take{names}\n"
         f"from https://huggingface.co/{model}/tree/{revision}, put them into one folder with these names, "
         "and start with --model FOLDER. Without any download, --model demo works."
     )

@@ -81,9 +81,9 @@ class SpeechRequest:
     def mode(self) -> Mode:
         if self.source is not None:
             return Mode.CONVERSION
-        if self.instruction:
+        if (self.instruction or "").strip():
             return Mode.INSTRUCT
-        return Mode.ZERO_SHOT if self.transcript else Mode.CROSS_LINGUAL
+        return Mode.ZERO_SHOT if (self.transcript or "").strip() else Mode.CROSS_LINGUAL
 
 
 @dataclass(frozen=True, slots=True, eq=False)

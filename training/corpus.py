@@ -2,7 +2,7 @@
 
 Everything lies on a grid of 20 ms frames, an utterance starts and ends on a token (40 ms), and the utterances of one
 speaker follow each other, so that a window of any length can be cut from a speaker's stream without padding.
-Shapes: F frames in all, U utterances, N = 480 F samples at 24 kHz (320 F at 16 kHz).
+Shapes: F frames, in all or of a window, U utterances, B rows, N = 480 F samples at 24 kHz (320 F at 16 kHz).
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from runtime.frontend.audio import resample
@@ -33,35 +34,44 @@ class Utterance:
 
 
 class Corpus:
-    """All shards of a folder on one device."""
+    """All shards of a folder on one device; `sound=False` leaves the samples on the disk."""
 
-    def __init__(self, folder: Path, device: torch.device) -> None:
-        shards = [load_file(path) for path in sorted(folder.glob("corpus-*.safetensors"))]
-        if not shards:
+    def __init__(self, folder: Path, device: torch.device, sound: bool = True) -> None:
+        paths = sorted(folder.glob("corpus-*.safetensors"))
+        if not paths:
             raise FileNotFoundError(f"no corpus-*.safetensors in {folder}; run training.data first")
-        base = np.cumsum([0, *(len(shard["phone"]) for shard in shards)])
-        tables = [shard["utterances"].numpy().astype(np.int64) for shard in shards]
+
+        def read(name: str) -> list[Tensor]:
+            parts = []
+            for path in paths:
+                with safe_open(path, "pt") as shard:
+                    parts.append(shard.get_tensor(name).to(device))
+            return parts
+
+        phones = read("phone")
+        base = np.cumsum([0, *map(len, phones)])
+        tables = [table.cpu().numpy().astype(np.int64) for table in read("utterances")]
         for table, start in zip(tables, base, strict=False):
             table[:, 0] += start
         self.device = device
         self.table = np.concatenate(tables)  # [U, 5]: the fields of Utterance
-        self.phones = int(shards[0]["phones"])
-        self.pcm = torch.cat([shard["pcm"].to(device) for shard in shards])
-        self.phone = torch.cat([shard["phone"].to(device) for shard in shards])
-        self.hz = torch.cat([shard["hz"].to(device) for shard in shards])
-        train = self.rows(TRAIN)
-        edges = np.flatnonzero(np.diff(self.table[train, 2])) + 1
-        groups = np.split(train, edges)
-        self.streams = np.array(
-            [(self.table[g[0], 0], self.table[g[-1], 0] + self.table[g[-1], 1], self.table[g[0], 2]) for g in groups]
-        )
+        self.phones = int(read("phones")[0])
+        self.phone = torch.cat(phones)
+        self.hz = torch.cat(read("hz"))
+        self.pcm = torch.cat(read("pcm")).view(-1, FRAME) if sound else torch.empty(0, FRAME, dtype=torch.int16)
         self.speakers = int(self.table[:, 2].max()) + 1
+        self.streams = self._streams(base)
+
+    def _streams(self, base: np.ndarray) -> np.ndarray:
+        """Runs of training utterances by one speaker inside one shard: [streams, (first frame, end, speaker)]."""
+        train = self.rows(TRAIN)
+        shard = np.searchsorted(base, self.table[train, 0], side="right")
+        edges = np.flatnonzero(np.diff(self.table[train, 2]) | np.diff(shard)) + 1
+        groups = np.split(train, edges)
+        return np.array([(self.table[g[0], 0], self.table[g[-1], :2].sum(), self.table[g[0], 2]) for g in groups])
 
     def __len__(self) -> int:
         return len(self.table)
-
-    def __getitem__(self, row: int) -> Utterance:
-        return Utterance(*map(int, self.table[row]))
 
     def rows(self, split: int) -> np.ndarray:
         return np.flatnonzero(self.table[:, 3] == split)
@@ -70,16 +80,11 @@ class Corpus:
     def hours(self) -> float:
         return len(self.phone) / 50 / 3600
 
-    def samples(self, row: int) -> Tensor:
-        """One utterance [480 n] in [-1, 1] at 24 kHz."""
-        start, frames = self.table[row, :2]
-        return self.pcm[start * FRAME : (start + frames) * FRAME].float() / 32768
-
-    def padded(self, rows: list[int]) -> tuple[Tensor, Tensor]:
-        """Several utterances as [B, N] at 24 kHz, zeros behind each end, and their frames [B]."""
-        waves = [self.samples(row) for row in rows]
-        frames = torch.tensor([len(wave) // FRAME for wave in waves], device=self.device)
-        return nn.utils.rnn.pad_sequence(waves, batch_first=True), frames
+    def grid(self, rows: list[int]) -> tuple[Tensor, Tensor]:
+        """Frame indices [B, F] of whole utterances and which of them are real."""
+        start, frames = torch.from_numpy(self.table[rows, :2].T.copy()).to(self.device)
+        position = torch.arange(int(frames.max()), device=self.device)
+        return (start[:, None] + position).clamp(max=len(self.phone) - 1), position < frames[:, None]
 
     def batches(self, rows: np.ndarray, seconds: float) -> Iterator[list[int]]:
         """Rows of similar length, together at most `seconds` with padding."""
@@ -94,25 +99,32 @@ class Corpus:
 
     @torch.no_grad()
     def at_16k(self) -> Tensor:
-        """The whole corpus at 16 kHz, int16 [320 F], each utterance resampled by itself."""
-        out = torch.empty(len(self.phone) * FRAME_16K, dtype=torch.int16, device=self.device)
+        """The whole corpus at 16 kHz, int16 [F, 320], each utterance resampled by itself."""
+        out = torch.empty(len(self.phone), FRAME_16K, dtype=torch.int16, device=self.device)
         for group in self.batches(np.arange(len(self)), 600):
-            waves, _ = self.padded(group)
-            waves = (resample(waves, 24_000, 16_000).clamp(-1, 1) * 32767).round().to(torch.int16)
-            for row, wave in zip(group, waves, strict=True):
-                start, frames = self.table[row, :2]
-                out[start * FRAME_16K : (start + frames) * FRAME_16K] = wave[: frames * FRAME_16K]
+            index, valid = self.grid(group)
+            wave = resample(sound(self.pcm, index) * valid.repeat_interleave(FRAME, 1), 24_000, 16_000)
+            wave = (wave.clamp(-1, 1) * 32767).round().to(torch.int16)
+            out[index[valid]] = wave.unflatten(1, (-1, FRAME_16K))[valid]
         return out
 
     @torch.no_grad()
     def mel(self, extract: nn.Module) -> Tensor:
         """The whole corpus as half-precision log-mel [F, M]."""
-        parts: dict[int, Tensor] = {}
+        out: Tensor | None = None
         for group in self.batches(np.arange(len(self)), 600):
-            waves, _ = self.padded(group)
-            for row, mel in zip(group, extract(waves), strict=True):
-                parts[row] = mel[: self.table[row, 1]].half()
-        return torch.cat([parts[row] for row in range(len(self))])
+            index, valid = self.grid(group)
+            mel = extract(sound(self.pcm, index) * valid.repeat_interleave(FRAME, 1))
+            if out is None:
+                out = torch.empty(len(self.phone), mel.shape[-1], dtype=torch.half, device=self.device)
+            out[index[valid]] = mel[valid].half()
+        assert out is not None
+        return out
+
+
+def sound(pcm: Tensor, index: Tensor) -> Tensor:
+    """Frames [B, F] of pcm [.., samples per frame] -> samples [B, N] in [-1, 1]."""
+    return pcm[index].flatten(1).float() / 32768
 
 
 class Windows:
@@ -136,9 +148,9 @@ class Windows:
         start = self._first[stream] + 2 * (pick - before)
         return start.clamp(max=self._limit), self._speaker[stream]
 
-    def index(self, start: Tensor, unit: int = 1) -> Tensor:
-        """Indices [count, frames * unit] into an array with `unit` values per frame."""
-        return (start * unit)[:, None] + torch.arange(self.frames * unit, device=start.device)
+    def index(self, start: Tensor) -> Tensor:
+        """Frame indices [count, frames]."""
+        return start[:, None] + torch.arange(self.frames, device=start.device)
 
 
 def write_shard(path: Path, phones: int, rows: list[tuple[Utterance, Tensor, Tensor, Tensor]]) -> None:
@@ -148,6 +160,7 @@ def write_shard(path: Path, phones: int, rows: list[tuple[Utterance, Tensor, Ten
     for utterance, *_ in rows:
         table.append((start, utterance.frames, utterance.speaker, utterance.split, utterance.sentence))
         start += utterance.frames
+    partial = path.with_suffix(".partial")  # a reader of the folder never sees half a shard
     save_file(
         {
             "pcm": torch.cat([row[1] for row in rows]),
@@ -156,5 +169,6 @@ def write_shard(path: Path, phones: int, rows: list[tuple[Utterance, Tensor, Ten
             "utterances": torch.tensor(table, dtype=torch.int32),
             "phones": torch.tensor(phones),
         },
-        path,
+        partial,
     )
+    partial.replace(path)

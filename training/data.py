@@ -47,7 +47,7 @@ def synthesise(options: argparse.Namespace) -> None:
     train, test = (Sentences(options.teacher / f"{name}_tokens.npz") for name in ("train", "test"))
     phones = Phones(train.alphabet())
     lines = plan(cast, train, test, options.hours, options.held_out, options.seed, options.test_sentences)
-    lines = lines[shard::shards]
+    lines = share(lines, shard, shards)
     ids = [
         (train if line.split == 0 else test).phonemes(line.sentence, cast.speakers[line.speaker].british)
         for line in lines
@@ -73,6 +73,13 @@ def synthesise(options: argparse.Namespace) -> None:
         f"({seconds / spent:.0f} times real time), voiced {voiced:.3f}, written after {time.monotonic() - began:.0f} s",
         flush=True,
     )
+
+
+def share(lines: list[Line], shard: int, shards: int) -> list[Line]:
+    """A run of the training lines, so that every shard has every speaker; the tests lie in the first shard."""
+    training = [line for line in lines if line.split == 0]
+    tests = [line for line in lines if line.split] if shard == 0 else []
+    return training[len(training) * shard // shards : len(training) * (shard + 1) // shards] + tests
 
 
 def speak(

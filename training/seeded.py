@@ -1,4 +1,4 @@
-"""Writes a tiny checkpoint of the released layout with seeded, untrained weights: it makes noise, in every part's true shape.
+"""Writes a tiny checkpoint of the released layout with seeded, untrained weights: noise in the true shape of speech.
 
     python -m training.seeded FOLDER
 
@@ -13,14 +13,12 @@ from typing import Any
 import torch
 import yaml
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
-from runtime.checkpoint import RECIPE, SPEAKER_ENCODER, SPEECH_TOKENIZER, TEXT_FOLDER, Part, released_name
+from runtime.checkpoint import RECIPE, SCALE, SPEAKER_ENCODER, SPEECH_TOKENIZER, TEXT_FOLDER, Part, released_name
 from runtime.config import ModelConfig
-from runtime.frontend.speaker import CAMPPlus, CAMPPlusConfig
-from runtime.frontend.speaker import export_onnx as export_speaker_encoder
-from runtime.frontend.speech_tokens import SpeechTokenizerConfig, SpeechTokenizerNet
-from runtime.frontend.speech_tokens import export_onnx as export_speech_tokenizer
+from runtime.frontend.speaker import CAMPPlus, CAMPPlusConfig, export_speaker_encoder
+from runtime.frontend.speech_tokens import SpeechTokenizerConfig, SpeechTokenizerNet, export_speech_tokenizer
 from runtime.frontend.tokenizer import TextTokenizer
 from runtime.stage0.lm import SpeechLM
 from runtime.stage1.conditioning import Flow
@@ -125,13 +123,26 @@ def write_checkpoint(folder: Path, seed: int = 0) -> None:
     nn.init.constant_(hift.f0_predictor.classifier.bias, 120.0)  # Hz: a hum rather than a whisper
     parts: dict[Part, nn.Module] = {"llm": SpeechLM(config.lm), "flow": Flow(config.flow), "hift": hift}
     for part, module in parts.items():
-        tensors = {released_name(part, name): value.half() for name, value in module.state_dict().items()}
-        save_file(tensors, folder / f"{part}.safetensors")
+        tensors = {released_name(part, name): value for name, value in module.state_dict().items()}
+        save_file(compact(tensors), folder / f"{part}.safetensors")
     tokenizer = SpeechTokenizerNet(SpeechTokenizerConfig(width=64, heads=1, layers=1))
     export_speech_tokenizer(tokenizer.eval(), folder / SPEECH_TOKENIZER)
     encoder = CAMPPlus(CAMPPlusConfig(growth_rate=2, bn_size=2, init_channels=8))
     export_speaker_encoder(encoder.eval(), folder / SPEAKER_ENCODER)
     (folder / "UNTRAINED").write_text("Seeded weights that were never trained. They make noise, not speech.\n")
+
+
+def compact(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Storage form: int8 with a scale per row for the tables of 6561 rows and more, half precision for the rest."""
+    stored = {}
+    for name, value in tensors.items():
+        if value.dim() == 2 and len(value) > 6000:
+            scale = (value.abs().amax(dim=1) / 127).half()
+            stored[name] = (value / scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8)
+            stored[name + SCALE] = scale
+        else:
+            stored[name] = value.half()
+    return stored
 
 
 def write_text_tokenizer(folder: Path) -> int:

@@ -74,7 +74,9 @@ def _draw(rng: np.random.Generator, english: list[int], voices: int) -> tuple[li
     return halves, bool(rng.random() < 0.25)
 
 
-def _blend(rng: np.random.Generator, pool: list[int], english: list[int], names: list[str]) -> tuple[list[np.ndarray], bool]:
+def _blend(
+    rng: np.random.Generator, pool: list[int], english: list[int], names: list[str]
+) -> tuple[list[np.ndarray], bool]:
     picked = rng.choice(pool, min(int(rng.integers(1, 4)), len(pool)), replace=False)
     timbre = np.zeros(len(names), np.float32)
     timbre[picked] = rng.dirichlet(np.full(len(picked), 0.7))
@@ -148,7 +150,9 @@ class Spoken:
     warp: Tensor
 
 
-def trim(samples: Tensor, lengths: Tensor, durations: Tensor, lead: int = 4, tail: int = 8) -> tuple[Tensor, Tensor, Tensor]:
+def trim(
+    samples: Tensor, lengths: Tensor, durations: Tensor, lead: int = 4, tail: int = 8
+) -> tuple[Tensor, Tensor, Tensor]:
     """Cuts the teacher's silences: `lead` frames stay before the first sound, `tail` after the last audible one."""
     removed = (durations[:, 0] - lead).clamp(min=0)
     durations = durations.clone()
@@ -192,7 +196,7 @@ def resample(x: Tensor, source: int, target: int, width: int = 16, rolloff: floa
 def plan(
     cast: Cast, train: Sentences, test: Sentences, hours: float, held_out: int, seed: int, test_sentences: int = 300
 ) -> list[Line]:
-    """Who says what: every training sentence before any repeats, each training speaker equally often; then the tests."""
+    """Who says what: every training sentence before any repeats, all training speakers equally often; then tests."""
     rng = np.random.default_rng(seed)
     held = held_out_speakers(len(cast.speakers), held_out)
     training = [i for i in range(len(cast.speakers)) if i not in set(held)]

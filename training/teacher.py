@@ -81,7 +81,9 @@ class Teacher:
         self.inverse_dft = torch.cat(inverse).float().to(device)
 
     @torch.inference_mode()
-    def __call__(self, ids: Sequence[Sequence[int]], style: Tensor, speed: Tensor, f0_scale: Tensor, seed: int) -> Utterances:
+    def __call__(
+        self, ids: Sequence[Sequence[int]], style: Tensor, speed: Tensor, f0_scale: Tensor, seed: int
+    ) -> Utterances:
         """Speaks a batch: phoneme ids without pads, style [B, 256] (timbre, prosody), speed and pitch factor [B]."""
         counts = torch.tensor([len(row) + 2 for row in ids])
         tokens = torch.zeros(len(ids), int(counts.max()), dtype=torch.long)
@@ -115,9 +117,7 @@ class Teacher:
         return F.linear(x, self.weights[name + ".weight"], self.weights.get(name + ".bias"))
 
     def _conv(self, name: str, x: Tensor, padding: int = 0, stride: int = 1, dilation: int = 1) -> Tensor:
-        return F.conv1d(
-            x, self.weights[name + ".weight"], self.weights.get(name + ".bias"), stride, padding, dilation
-        )
+        return F.conv1d(x, self.weights[name + ".weight"], self.weights.get(name + ".bias"), stride, padding, dilation)
 
     def _lstm(self, name: str, x: Tensor, counts: Tensor, width: int) -> Tensor:
         packed = nn.utils.rnn.pack_padded_sequence(x, counts, batch_first=True, enforce_sorted=False)
@@ -154,7 +154,9 @@ class Teacher:
             x = F.leaky_relu(x.transpose(1, 2), 0.2) * m
         return self._lstm("text_encoder.lstm", x.transpose(1, 2), counts, tokens.shape[1]) * mask[..., None]
 
-    def _durations(self, bert: Tensor, prosody: Tensor, counts: Tensor, mask: Tensor, speed: Tensor) -> tuple[Tensor, Tensor]:
+    def _durations(
+        self, bert: Tensor, prosody: Tensor, counts: Tensor, mask: Tensor, speed: Tensor
+    ) -> tuple[Tensor, Tensor]:
         width = bert.shape[1]
         m = mask[..., None].float()
         spread = prosody[:, None].expand(-1, width, -1)
@@ -177,7 +179,9 @@ class Teacher:
         scale = (1 + gain) * torch.rsqrt(variance + 1e-5)
         return scale[:, :, None], (shift - mean * scale)[:, :, None]
 
-    def _block(self, name: str, x: Tensor, style: Tensor, n: Tensor, m: Tensor, up: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    def _block(
+        self, name: str, x: Tensor, style: Tensor, n: Tensor, m: Tensor, up: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
         scale, shift = self._affine(name + ".norm1", x, style, n)
         y = F.leaky_relu(torch.addcmul(shift, x, scale), 0.2) * m
         if up:  # depthwise transposed convolution, kernel 3, stride 2, written out: grouped kernels are slow

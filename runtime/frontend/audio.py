@@ -55,7 +55,7 @@ def load_clip(source: Path | bytes | BinaryIO, name: str | None = None) -> Audio
             samples, rate = _mix_down(_av_blocks(content), label)
         except (av.FFmpegError, ValueError) as unreadable:
             raise RequestError(
-                f"{label} cannot be decoded: it is damaged or no audio file; give wav, mp3, flac, ogg, m4a, webm or aiff"
+                f"{label} cannot be decoded: it is damaged or no recording; give wav, mp3, flac, ogg, m4a, webm or aiff"
             ) from unreadable
     if not len(samples):
         raise RequestError(f"{label} holds no sound; choose a recording")
@@ -88,7 +88,7 @@ def _soundfile_blocks(content: bytes) -> _Blocks:
 
 def _av_blocks(content: bytes) -> _Blocks:
     options = {"format_whitelist": _CONTAINERS}
-    with av.open(io.BytesIO(content), options=options, metadata_errors="ignore") as container:
+    with av.open(io.BytesIO(content), "r", options=options, metadata_errors="ignore") as container:
         if not container.streams.audio:
             return
         planar = av.AudioResampler(format="fltp")  # changes the sample format only
@@ -111,43 +111,43 @@ def _mix_down(blocks: _Blocks, label: str) -> tuple[np.ndarray, int]:
     return np.concatenate(mono) if mono else np.empty(0, np.float32), rate
 
 
-def check_reference(clip: AudioClip, *, trim: bool, what: str = "reference") -> tuple[AudioClip, list[str]]:
+def check_reference(clip: AudioClip, *, trim: bool, name: str = "reference") -> tuple[AudioClip, list[str]]:
     """Holds a clip to the model's bounds. Returns an own copy, cut to 30 s if `trim`, and warnings for the listener.
 
-    Raises RequestError with the fact, the limit and the way out. `what` names the clip in the messages.
+    Raises RequestError with the fact, the limit and the way out. `name` names the clip in the messages.
     """
     samples, rate, warnings = clip.samples, clip.sample_rate, []
     if samples.ndim != 1 or not np.issubdtype(samples.dtype, np.floating):
         raise RequestError(
-            f"{what} is an array {list(samples.shape)} of {samples.dtype}; give mono float samples [S] in [-1, 1]"
+            f"{name} is an array {list(samples.shape)} of {samples.dtype}; give mono float samples [S] in [-1, 1]"
         )
     if not LOWEST_RATE <= rate <= HIGHEST_RATE:
         raise RequestError(
-            f"{what} has a sample rate of {rate} Hz; give {LOWEST_RATE} to {HIGHEST_RATE} Hz, best 24000 or more"
+            f"{name} has a sample rate of {rate} Hz; give {LOWEST_RATE} to {HIGHEST_RATE} Hz, best 24000 or more"
         )
     if not len(samples):
-        raise RequestError(f"{what} is empty; give {SHORTEST_SECONDS} s of speech or more")
+        raise RequestError(f"{name} is empty; give {SHORTEST_SECONDS} s of speech or more")
     if clip.seconds < SHORTEST_SECONDS:
-        raise RequestError(f"{what} is {clip.seconds:.2f} s long; give {SHORTEST_SECONDS} s of speech or more")
+        raise RequestError(f"{name} is {clip.seconds:.2f} s long; give {SHORTEST_SECONDS} s of speech or more")
     if clip.seconds > LONGEST_SECONDS:
         if not trim:
             raise RequestError(
-                f"{what} is {clip.seconds:.2f} s long; cut it to {LONGEST_SECONDS:.0f} s or less, "
+                f"{name} is {clip.seconds:.2f} s long; cut it to {LONGEST_SECONDS:.0f} s or less, "
                 f"or ask for trim to use its first {LONGEST_SECONDS:.0f} s"
             )
-        warnings.append(f"{what} is {clip.seconds:.1f} s long; its first {LONGEST_SECONDS:.0f} s are used")
+        warnings.append(f"{name} is {clip.seconds:.1f} s long; its first {LONGEST_SECONDS:.0f} s are used")
     # The copy is ours: the caller may write into its array while the request runs.
     samples = np.array(samples[: int(LONGEST_SECONDS * rate)], dtype=np.float32)
     peak = float(np.abs(samples).max())
     if not math.isfinite(peak):
-        raise RequestError(f"{what} holds samples that are NaN or infinite; export it again")
+        raise RequestError(f"{name} holds samples that are NaN or infinite; export it again")
     if peak < SILENT_PEAK:
-        raise RequestError(f"{what} is silent (its peak is under -60 dBFS); give a recording with a voice in it")
+        raise RequestError(f"{name} is silent (its peak is under -60 dBFS); give a recording with a voice in it")
     if peak > SCALED_PEAK:
-        raise RequestError(f"{what} peaks at {peak:.0f} times full scale; scale its samples to [-1, 1]")
+        raise RequestError(f"{name} peaks at {peak:.0f} times full scale; scale its samples to [-1, 1]")
     if rate < FULL_RATE:
         warnings.append(
-            f"{what} has a sample rate of {rate} Hz; the voice will sound dull, {FULL_RATE} Hz or more keeps its detail"
+            f"{name} has a sample rate of {rate} Hz; the voice will sound dull, {FULL_RATE} Hz or more keeps its detail"
         )
     return AudioClip(samples, rate), warnings
 

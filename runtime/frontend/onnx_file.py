@@ -51,7 +51,7 @@ def export_onnx(
     path: Path,
     inputs: Mapping[str, Tensor],
     output: str,
-    dynamic: Sequence[dict[int, object]],
+    dynamic: Sequence[Mapping[int, object]],
 ) -> None:
     """Writes a module in evaluation mode as one ONNX file; `dynamic` names the free axes of each example input.
 
@@ -73,3 +73,17 @@ def export_onnx(
         )
     finally:
         net.train(was_training)
+    _forget_origin(path)
+
+
+def _forget_origin(path: Path) -> None:
+    """Takes out the exporter's notes: stack traces with paths of the machine, four times the size of a small net."""
+    import onnx
+
+    model = onnx.load(path)
+    for node in model.graph.node:
+        del node.metadata_props[:]
+        node.doc_string = ""
+    del model.graph.value_info[:]
+    del model.graph.metadata_props[:]
+    onnx.save(model, path)

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from runtime.checkpoint import Checkpoint
 from runtime.config import RasConfig
-from runtime.errors import RequestError
+from runtime.errors import CheckpointError, RequestError
 from runtime.frontend.audio import check_reference, resample
-from runtime.frontend.mel import prompt_mel
+from runtime.frontend.mel import PromptMel
 from runtime.frontend.reference_cache import ReferenceCache, clip_key
 from runtime.frontend.speaker import SpeakerEncoder
 from runtime.frontend.speech_tokens import SpeechTokenizer
-from runtime.frontend.text import TextFrontend, strip_marker
+from runtime.frontend.text import TextFrontend, notices, strip_marker
 from runtime.frontend.tokenizer import TextTokenizer
 from runtime.settings import EngineSettings
 from runtime.types import (
@@ -49,13 +49,22 @@ class Frontend:
 
     def __init__(self, checkpoint: Checkpoint, settings: EngineSettings) -> None:
         self._config = checkpoint.config
+        self._fidelity = settings.fidelity
         self._official = settings.fidelity == "official"
         self._tokenizer = TextTokenizer(checkpoint.text_folder)
         if self._tokenizer.size > self._config.lm.qwen.vocab_size:
-            raise_too_many_ids(self._tokenizer.size, self._config.lm.qwen.vocab_size)
-        self._text = TextFrontend(lambda text: len(self._tokenizer.encode(text)), fidelity=settings.fidelity)
-        self._speech_tokenizer = SpeechTokenizer(checkpoint.speech_tokenizer, threads=settings.onnx_threads)
-        self._speaker_encoder = SpeakerEncoder(checkpoint.speaker_encoder, threads=settings.onnx_threads)
+            raise CheckpointError(
+                f"the text vocabulary has {self._tokenizer.size} tokens, but the language model's config.json has "
+                f"vocab_size {self._config.lm.qwen.vocab_size}"
+            )
+        self._text = TextFrontend(self._tokenizer.count, self._tokenizer.special_tokens)
+        self._speech_tokenizer = SpeechTokenizer(
+            checkpoint.speech_tokenizer, threads=settings.onnx_threads, codebook=self._config.lm.speech_tokens
+        )
+        self._speaker_encoder = SpeakerEncoder(
+            checkpoint.speaker_encoder, threads=settings.onnx_threads, embedding_size=self._config.speaker_dim
+        )
+        self._prompt_mel = PromptMel(self._config.mel)
         self._cache = ReferenceCache(settings.reference_cache_bytes)
         self._identity = (checkpoint.fingerprint, self._speech_tokenizer.identity, self._speaker_encoder.identity)
 
@@ -66,23 +75,28 @@ class Frontend:
         """Raises RequestError for anything the caller can fix; nothing has run on the stages then."""
         if not 0.5 <= request.speed <= 2.0:
             raise RequestError(f"speed is {request.speed:g}; choose 0.5 to 2.0")
-        warnings: list[str] = []
-        mode = request.mode
-        sentences = () if mode is Mode.CONVERSION else self._sentences(request, warnings)
-        reference = self._reference(request.reference, request.trim, mode, warnings)
-        if mode is Mode.CONVERSION:
-            assert request.source is not None
-            source, notes = check_reference(request.source, trim=request.trim, name="source")
-            warnings += notes
-            tokens = self._speech_tokenizer.encode(resample(_tensor(source), source.sample_rate, MODEL_RATE))
-            prepared = (Sentence(text="", tokens=tokens),)
+        mode, warnings = request.mode, []
+        clip, notes = check_reference(request.reference, trim=request.trim)
+        warnings += notes
+        if request.source is None:
+            texts, notes = self._texts(request)
+            prompts = [self._layout(request, text) for text in texts]
+            reference = self._reference(clip, align=True)
+            sentences = tuple(
+                Sentence(text, self._prompt(layout, mode, reference))
+                for text, layout in zip(texts, prompts, strict=True)
+            )
         else:
-            prompts = [self._prompt(request, sentence, reference) for sentence in sentences]
-            prepared = tuple(Sentence(text, prompt) for text, prompt in zip(sentences, prompts, strict=True))
+            source, notes = check_reference(request.source, trim=request.trim, name="source")
+            # The reference converts voices without aligning tokens and mel, which shifts the result (spec 9.21).
+            reference = self._reference(clip, align=not self._official)
+            samples = resample(_tensor(source), source.sample_rate, MODEL_RATE)
+            sentences = (Sentence("", tokens=self._speech_tokenizer.encode(samples)),)
+        warnings += notes
         return PreparedSpeech(
             mode=mode,
             reference=reference,
-            sentences=prepared,
+            sentences=sentences,
             sampling=request.sampling or checkpoint_sampling(self._config.lm.ras),
             seed=secrets.randbits(31) if request.seed is None else request.seed,
             speed=request.speed,
@@ -92,38 +106,38 @@ class Frontend:
 
     # Text
 
-    def _sentences(self, request: SpeechRequest, warnings: list[str]) -> tuple[str, ...]:
+    def _texts(self, request: SpeechRequest) -> tuple[list[str], list[str]]:
+        """What is spoken, sentence by sentence, and what the listener should know of it."""
         text = strip_marker(request.text)
+        texts = self._text.sentences(text, self._fidelity, request.normalize)
+        warnings = notices(text)
         if self._official and request.mode is Mode.CROSS_LINGUAL:
-            self._text.check_speakable(text)
-            return (text,)
-        spoken = self._text.sentences(text, normalize=request.normalize)
-        warnings += spoken.warnings
-        transcript = request.transcript or ""
-        if request.mode is Mode.ZERO_SHOT and len(text) < 0.5 * len(transcript):
+            return [text], warnings
+        if request.mode is Mode.ZERO_SHOT and 2 * len(text) < len(request.transcript or ""):
             warnings.append("the text is much shorter than the transcript; such requests are spoken less reliably")
-        return tuple(spoken.pieces)
+        return texts, warnings
 
-    def _prompt(self, request: SpeechRequest, sentence: str, reference: PreparedReference) -> Stage0Prompt:
-        before = ""
-        speech_tokens = empty_tokens()
+    def _layout(self, request: SpeechRequest, text: str) -> tuple[list[int], list[int]]:
+        """Token ids before a sentence, and of the sentence: control tokens included, exactly one marker."""
         if request.mode is Mode.ZERO_SHOT:
             before = ASSISTANT + MARKER + self._transcript(request)
-            speech_tokens = reference.speech_tokens
         elif request.mode is Mode.INSTRUCT:
-            before = self._instruction(request)
-        elif not self._official:
-            before = ASSISTANT + MARKER
+            before = f"{ASSISTANT} {self._instruction(request)}{MARKER}"
+        elif self._official:
+            before, text = "", ASSISTANT + MARKER + text
         else:
-            sentence = ASSISTANT + MARKER + sentence
-        text_ids = self._tokenizer.encode(sentence)
-        ids = self._tokenizer.encode(before) + text_ids
-        assert ids.count(self._tokenizer.end_of_prompt) == 1
+            before = ASSISTANT + MARKER
+        ids = self._tokenizer.encode(before), self._tokenizer.encode(text)
+        assert sum(part.count(self._tokenizer.end_of_prompt) for part in ids) == 1
+        return ids
+
+    def _prompt(self, layout: tuple[list[int], list[int]], mode: Mode, reference: PreparedReference) -> Stage0Prompt:
+        before, text = layout
         return Stage0Prompt(
-            text_tokens=torch.tensor(ids, dtype=torch.long),
-            speech_tokens=speech_tokens,
-            min_tokens=MIN_RATIO * len(text_ids),
-            max_tokens=MAX_RATIO * len(text_ids),
+            text_tokens=torch.tensor(before + text, dtype=torch.long),
+            speech_tokens=reference.speech_tokens if mode is Mode.ZERO_SHOT else empty_tokens(),
+            min_tokens=MIN_RATIO * len(text),
+            max_tokens=MAX_RATIO * len(text),
         )
 
     def _transcript(self, request: SpeechRequest) -> str:
@@ -134,30 +148,29 @@ class Frontend:
         return transcript
 
     def _instruction(self, request: SpeechRequest) -> str:
-        instruction = strip_marker(request.instruction or "", keep_before=True).removeprefix(ASSISTANT).strip()
+        instruction, _, rest = (request.instruction or "").partition(MARKER)
+        strip_marker(instruction), strip_marker(rest)  # for their errors
+        if rest.strip():
+            raise RequestError(f"the instruction goes on after {MARKER}; give the text to speak as text")
+        instruction = instruction.strip().removeprefix(ASSISTANT).strip()
         self._limit("instruction", instruction, INSTRUCTION_LIMIT)
-        return f"{ASSISTANT} {instruction}{MARKER}"
+        return instruction
 
     def _limit(self, name: str, text: str, limit: int) -> None:
-        if (length := len(self._tokenizer.encode(text))) > limit:
+        if (length := self._tokenizer.count(text)) > limit:
             raise RequestError(f"the {name} has {length} text tokens; shorten it to {limit}")
 
     # Sound
 
-    def _reference(self, clip: AudioClip, trim: bool, mode: Mode, warnings: list[str]) -> PreparedReference:
-        checked, notes = check_reference(clip, trim=trim)
-        warnings += notes
-        # The reference converts voices without aligning tokens and mel, which shifts the result (spec 9.21).
-        align = not (self._official and mode is Mode.CONVERSION)
-        key = clip_key(checked, *self._identity, align)
-        return self._cache.get(key, lambda: self._extract(checked, key, align))
+    def _reference(self, clip: AudioClip, *, align: bool) -> PreparedReference:
+        key = clip_key(clip, *self._identity, align)
+        return self._cache.get(key, lambda: self._extract(clip, key, align))
 
     def _extract(self, clip: AudioClip, key: str, align: bool) -> PreparedReference:
         samples = _tensor(clip)
         samples_16k = resample(samples, clip.sample_rate, MODEL_RATE)  # each from the original (spec 9.20)
         samples_24k = resample(samples, clip.sample_rate, self._config.sample_rate)
-        tokens = self._speech_tokenizer.encode(samples_16k)
-        mel = prompt_mel(samples_24k, self._config.mel)
+        tokens, mel = self._speech_tokenizer.encode(samples_16k), self._prompt_mel(samples_24k)
         if align:  # spec 2.6
             ratio = self._config.flow.mel_per_token
             length = min(len(mel) // ratio, len(tokens))

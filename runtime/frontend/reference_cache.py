@@ -14,12 +14,12 @@ import numpy as np
 from runtime.types import AudioClip, PreparedReference
 
 
-def clip_key(clip: AudioClip, *parts: str) -> str:
+def clip_key(clip: AudioClip, *parts: object) -> str:
     """Content key of a clip and of what turns it into a reference: checkpoint, provider, fidelity, trim."""
     digest = hashlib.sha256()
-    for part in (str(clip.sample_rate), *parts):
+    for part in map(str, (clip.sample_rate, *parts)):
         digest.update(f"{len(part)}:{part};".encode())
-    digest.update(np.ascontiguousarray(clip.samples, dtype=np.float32))
+    digest.update(np.asarray(clip.samples, dtype=np.float32).tobytes())
     return digest.hexdigest()
 
 

@@ -15,7 +15,6 @@ from runtime.frontend.mel import KaldiFbank
 from runtime.frontend.onnx_file import CPU, OnnxFile, export_onnx
 
 SEGMENT_FRAMES = 100  # after the first stride: 2 s of sound share one context
-BLOCKS = ((12, 1), (24, 2), (16, 2))  # layers and dilation of each dense block
 HEAD_CHANNELS = 32
 
 
@@ -48,6 +47,7 @@ class CAMPPlusConfig:
     growth_rate: int = 32
     bn_size: int = 4
     init_channels: int = 128
+    blocks: tuple[tuple[int, int], ...] = ((12, 1), (24, 2), (16, 2))  # layers and dilation
 
 
 class CAMPPlus(nn.Module):
@@ -60,7 +60,7 @@ class CAMPPlus(nn.Module):
         self.xvector = nn.Sequential()
         channels = config.init_channels
         self.xvector.add_module("tdnn", TDNN(HEAD_CHANNELS * config.feat_dim // 8, channels))
-        for number, (layers, dilation) in enumerate(BLOCKS, start=1):
+        for number, (layers, dilation) in enumerate(config.blocks, start=1):
             self.xvector.add_module(f"block{number}", DenseBlock(layers, channels, dilation, config))
             channels += layers * config.growth_rate
             self.xvector.add_module(f"transit{number}", Transit(channels, channels // 2))

@@ -46,7 +46,7 @@ class SpeechTokenizer:
 
 def token_count(frames: int) -> int:
     """Tokens of so many log-mel frames: two convolutions of stride 2."""
-    return -(-(-(-frames // 2)) // 2)
+    return ((frames + 1) // 2 + 1) // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class SpeechTokenizerNet(nn.Module):
         self.quantizer = Quantizer(self.config.width)
 
     def forward(self, feats: Tensor, lengths: Tensor) -> Tensor:
-        """Log-mel [B, 128, T] of `lengths` [B] frames -> tokens [B, P] int32; those behind a clip's end mean nothing."""
+        """Log-mel [B, 128, T] of `lengths` [B] frames -> tokens [B, P] int32; behind a clip's end they mean nothing."""
         return self.quantizer(self.hidden(feats, lengths))
 
     def hidden(self, feats: Tensor, lengths: Tensor) -> Tensor:

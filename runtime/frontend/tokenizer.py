@@ -99,13 +99,15 @@ def _read_bpe(folder: Path) -> models.BPE:
         # BPE drops what it has no token for, and a dropped byte would be a word that is never spoken.
         raise CheckpointError(f"{folder.name}/vocab.json lacks {len(missing)} of the 256 byte tokens")
     try:
-        lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
+        lines = (folder / "merges.txt").read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as broken:
         raise CheckpointError(f"{folder.name}/merges.txt cannot be read: {broken}") from broken
-    merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
-    for pair in merges:
-        if len(pair) != 2 or not {*pair, "".join(pair)} <= vocabulary.keys():
-            raise CheckpointError(f"{folder.name}/merges.txt has a line that vocab.json does not know: {' '.join(pair)!r}")
+    merges = []
+    for line in filter(None, lines[1:] if lines[0].startswith("#version") else lines):
+        left, _, right = line.rstrip("\r").partition(" ")
+        if not {left, right, left + right} <= vocabulary.keys():
+            raise CheckpointError(f"{folder.name}/merges.txt has a line that vocab.json does not know: {line!r}")
+        merges.append((left, right))
     return models.BPE(vocabulary, merges)
 
 

@@ -6,7 +6,6 @@ as a parametrisation for training and folded into plain weights for inference.
 
 from typing import TypeVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -26,32 +25,15 @@ class CausalConv1d(nn.Conv1d):
         return super().forward(F.pad(x, (self.left, 0)))
 
 
-class CausalUpsample1d(nn.Conv1d):
-    """Repeats each element `rate` times, then convolves causally: [B, C, N] -> [B, D, rate * N].
-
-    The repeated signal is never built: taps that meet the same input element are summed first, so each of the `rate`
-    output phases is a short convolution at the low rate. Same numbers, 2 to 5 times less work.
-    """
-
-    taps: Tensor
+class CausalUpsample1d(CausalConv1d):
+    """Repeats each element `rate` times, then convolves causally: [B, C, N] -> [B, D, rate * N]."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel: int, rate: int) -> None:
         super().__init__(in_channels, out_channels, kernel)
         self.rate = rate
-        self.left = -(-(kernel - 1) // rate)  # input elements before the current one
-        # Phase p and tap k meet the repeated element p - (kernel - 1) + k, a copy of input element floor(that / rate).
-        phase, tap = torch.arange(rate)[:, None], torch.arange(kernel)[None]
-        element = torch.div(phase + tap - (kernel - 1), rate, rounding_mode="floor") + self.left
-        taps = F.one_hot(element, self.left + 1).transpose(0, 1).reshape(kernel, -1).float()
-        self.register_buffer("taps", taps, persistent=False)  # [kernel, rate * (left + 1)], zeros and ones
 
     def forward(self, x: Tensor) -> Tensor:
-        out_channels, in_channels, _ = self.weight.shape
-        weight = (self.weight @ self.taps).view(out_channels, in_channels, self.rate, self.left + 1)
-        weight = weight.transpose(1, 2).reshape(out_channels * self.rate, in_channels, self.left + 1)
-        y = F.conv1d(F.pad(x, (self.left, 0)), weight)
-        y = y.view(x.shape[0], out_channels, self.rate, -1).transpose(2, 3).flatten(2)
-        return y if self.bias is None else y + self.bias[:, None]
+        return super().forward(x.repeat_interleave(self.rate, dim=-1))
 
 
 def normed(conv: ModuleT) -> ModuleT:

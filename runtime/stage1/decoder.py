@@ -86,8 +86,8 @@ class Stage1:
         """All tokens [n] of the segment up to the end of this chunk -> its new samples [S] float32 on the CPU.
 
         Unless `is_last`, the final three tokens are look-ahead and sound in the next chunk. Raises GenerationError when
-        the segment cannot go on: an illegal token, more than fits, a cut off the grid, NaN in
-        mel or samples.
+        the segment cannot go on: an illegal token, more than fits, a cut off the grid, NaN in mel or
+        samples.
         """
         if is_last and not len(tokens):
             return torch.empty(0)
@@ -136,7 +136,9 @@ class Stage1:
             "flow estimator": self._estimator.name,
             "flow precision": str(self._estimator.dtype).removeprefix("torch."),
             "stage 1 device": str(self._device),
-            "attention of the last chunk": "full" if self._final_attention == "full" else "chunked (not the official one)",
+            "attention of the last chunk": "full"
+            if self._final_attention == "full"
+            else "chunked (not the official one)",
         }
 
     def _solve(self, state: Stage1State, tokens: Tensor, frames: int, *, is_last: bool) -> Tensor:

@@ -36,5 +36,5 @@ class F0Predictor(nn.Module):
         x = mel.to(self.classifier.weight.dtype)
         if is_last:
             x = F.pad(x, (0, self.lookahead_frames))
-        x = self.condnet(x).transpose(1, 2)
-        return self.classifier(x).squeeze(-1).abs().to(mel.dtype)
+        f0: Tensor = self.classifier(self.condnet(x).transpose(1, 2)).squeeze(-1).abs()
+        return f0.to(mel.dtype)

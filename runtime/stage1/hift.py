@@ -17,7 +17,7 @@ from runtime.stage1.istft import STFT
 from runtime.stage1.source import HarmonicSource
 
 _POST_KERNEL = 7
-_POST_SLOPE = 0.01  # the head's LeakyReLU is steeper to zero than the others (spec 9.5)
+_POST_SLOPE = 0.01  # of the head's LeakyReLU, which lets less through than the stages' (spec 9.5)
 _MAGNITUDE_LIMIT = 100.0
 
 

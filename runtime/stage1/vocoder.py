@@ -16,7 +16,6 @@ from runtime.stage1.causal import fold_weight_norm
 from runtime.stage1.f0 import F0Predictor
 from runtime.stage1.hift import HiFT, left_context_frames
 
-
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 

@@ -21,6 +21,7 @@ class FakeEngine:
     chunk_seconds: float = 0.4
     first_chunk_delay: float = 0.0
     fails_after: int | None = None  # chunks
+    failure: BaseException = field(default_factory=lambda: GenerationError("the model produced NaN; try another seed"))
     makes_speech: bool = False
     streams: list["FakeStream"] = field(default_factory=list)
     requests: list[SpeechRequest] = field(default_factory=list)
@@ -78,7 +79,7 @@ class FakeStream:
             raise StopIteration
         if stats.chunks == engine.fails_after:
             self._end(EndReason.ERROR)
-            raise GenerationError("the model produced NaN; try another seed")
+            raise engine.failure
         samples = tone(stats.samples, min(size, total - stats.samples))
         if stats.first_audio_seconds is None:
             stats.first_audio_seconds = time.monotonic() - self._started_at

@@ -1,5 +1,7 @@
 """Cuts and silence between the stages. Trap 26 (look-ahead counted once), 34, 35 and 36 of the reliability list."""
 
+from itertools import pairwise
+
 import pytest
 
 from runtime.chunking import ChunkSchedule, Cut, SilenceThinner
@@ -56,7 +58,7 @@ def test_hops_grow_to_a_hundred_and_every_stream_starts_small_again():
     """Trap 36."""
     for _ in range(2):
         ends = [0] + [cut.tokens - 3 for cut in cuts(ChunkSchedule(0), 600) if not cut.is_last]
-        assert [b - a for a, b in zip(ends, ends[1:], strict=False)] == [25, 50, 100, 100, 100, 100, 100]
+        assert [b - a for a, b in pairwise(ends)] == [25, 50, 100, 100, 100, 100, 100]
 
 
 def test_without_streaming_everything_is_one_chunk():

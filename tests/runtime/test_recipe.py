@@ -85,9 +85,7 @@ def test_a_missing_block_is_named(missing):
 def test_a_missing_field_of_the_nested_config_is_named():
     """Trap 18: the KV heads have no silent default."""
     with pytest.raises(CheckpointError, match="num_key_value_heads"):
-        ModelConfig.from_recipe(
-            read_recipe(RELEASED), {k: v for k, v in QWEN.items() if k != "num_key_value_heads"}
-        )
+        ModelConfig.from_recipe(read_recipe(RELEASED), {k: v for k, v in QWEN.items() if k != "num_key_value_heads"})
 
 
 @pytest.mark.parametrize("text", ["just words", "a: [1", "a: !ref <nowhere>", "a: !ref <b>\nb: !ref <a>"])

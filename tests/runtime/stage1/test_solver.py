@@ -92,23 +92,18 @@ def test_a_stream_gets_the_same_mel_alone_and_in_a_batch() -> None:
             torch.testing.assert_close(both[row, :, :frames], alone[0], atol=5e-5, rtol=0)
 
 
-def test_state_stays_in_float32_under_a_half_precision_estimator() -> None:
+def test_guidance_and_state_stay_in_float32_under_a_half_precision_estimator() -> None:
+    velocity = torch.randn(2, 80, 5).bfloat16()
+
     class Half(Recorder):
         def __call__(self, x: Tensor, *rest: Tensor | None, **attention: bool) -> Tensor:
             assert x.dtype == torch.float32
-            return x.bfloat16()
+            return velocity
 
-    out = solve(
-        Half(),
-        torch.randn(1, 80, 5),
-        torch.zeros(1, 80, 5),
-        torch.zeros(1, 80),
-        torch.zeros(1, 80, 5),
-        steps=2,
-        rate=0.7,
-        chunked=False,
-    )
+    noise, zeros = torch.randn(1, 80, 5), torch.zeros(1, 80, 5)
+    out = solve(Half(), noise, zeros, zeros[:, :, 0], zeros, steps=2, rate=0.7, chunked=False)
     assert out.dtype == torch.float32
+    torch.testing.assert_close(out, noise + guide(velocity[:1].float(), velocity[1:].float(), 0.7))
 
 
 def test_pairs_alternate() -> None:

@@ -1,5 +1,7 @@
 """The golden flow and what tests of stage 1 build on it: modules of tiny width with the official names."""
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -7,8 +9,12 @@ from runtime.config import DiTConfig, FlowConfig
 from runtime.settings import EngineSettings
 from runtime.stage1.base import build_estimator, load_flow
 from runtime.stage1.conditioning import Flow
+from runtime.stage1.decoder import Stage1
+from runtime.stage1.noise import NoiseBank
+from runtime.stage1.vocoder import Vocoder
 from runtime.types import PreparedReference
 from tests import golden
+from tests.runtime.stage1 import tiny_hift
 
 CPU = torch.device("cpu")
 
@@ -56,6 +62,15 @@ def tiny_flow(settings: EngineSettings | None = None) -> Flow:
     flow = load_flow(flow_config(), flow_weights(), CPU)
     build_estimator(flow, settings or EngineSettings())
     return flow
+
+
+def tiny_vocoder(noise: NoiseBank | None = None) -> Vocoder:
+    return Vocoder(tiny_hift.hift(), noise or NoiseBank(CPU))
+
+
+def tiny_stage1(final_attention: Literal["full", "chunked"] = "full", flow: Flow | None = None) -> Stage1:
+    flow, noise = flow or tiny_flow(), NoiseBank(CPU)
+    return Stage1(flow, flow.estimator, tiny_vocoder(noise), noise, final_attention)
 
 
 def prepared(tokens: Tensor, mel: Tensor, speaker: Tensor) -> PreparedReference:

@@ -1,0 +1,92 @@
+"""The Stage0 protocol and the one function that picks an engine for it."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from runtime.checkpoint import Checkpoint, load_strict
+from runtime.config import LMConfig
+from runtime.errors import CheckpointError, EngineUnavailable
+from runtime.settings import EngineSettings, Precision
+from runtime.stage0.lm import SpeechLM
+from runtime.types import SamplingParams, Stage0Prompt, TokenStep
+
+
+class Stage0(Protocol):
+    """Speaks several prompts at once as speech tokens. One worker drives it, no other thread touches it."""
+
+    @property
+    def live_streams(self) -> int:
+        """Streams that were added and have neither ended nor been dropped."""
+        ...
+
+    def add(self, key: int, prompt: Stage0Prompt, sampling: SamplingParams, seed: int) -> None:
+        """Takes a prompt in; RequestError when it cannot be spoken. Equal prompt, sampling and seed: equal tokens."""
+        ...
+
+    def step(self) -> list[TokenStep]:
+        """Zero or more per live prompt, in order. The one marked `is_last` frees all that the stream held."""
+        ...
+
+    def drop(self, key: int) -> None:
+        """Frees a finished or cancelled stream; any key, any number of times."""
+        ...
+
+    def describe(self) -> dict[str, str]:
+        """What is live, for people and benchmarks: engine, device, precision and so on."""
+        ...
+
+
+def build_stage0(checkpoint: Checkpoint, settings: EngineSettings, device: torch.device) -> Stage0:
+    """Loads the language model into the engine that the settings name; `auto` is torch."""
+    match settings.stage0:
+        case "auto" | "torch":
+            from runtime.stage0.torch_engine import TorchStage0
+
+            lm = load_lm(checkpoint.config.lm, checkpoint.weights("llm"), settings.lm_precision, device)
+            return TorchStage0(lm, settings.max_streams, settings.fidelity)
+        case unknown:
+            raise EngineUnavailable(f"there is no stage-0 engine {unknown!r}; choose auto or torch")
+
+
+def load_lm(config: LMConfig, weights: Mapping[str, Tensor], precision: Precision, device: torch.device) -> SpeechLM:
+    """The language model with its weights, cast once, on its device. Raises CheckpointError when they do not fit."""
+    check_numbers(config, weights)
+    with torch.device("meta"):  # initial values of half a billion weights would be drawn only to be overwritten
+        lm = SpeechLM(config)
+    lm.to_empty(device="cpu")
+    load_strict(lm, "llm", weights)
+    dtype: torch.dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
+    return lm.to(device, dtype)
+
+
+def check_numbers(config: LMConfig, weights: Mapping[str, Tensor]) -> None:
+    """Compares numbers of the config with the weights that embody them, before shapes fail for a reason harder to read.
+
+    Missing names are left to the strict load, which lists them all.
+    """
+    qwen = config.qwen
+    claims = (
+        (
+            "llm.model.model.layers.0.self_attn.k_proj.weight",
+            f"num_key_value_heads {qwen.num_key_value_heads} x head_dim {qwen.head_dim} of the nested config.json",
+            qwen.num_key_value_heads * qwen.head_dim,
+        ),
+        *(
+            (
+                name,
+                f"speech_token_size {config.speech_tokens} + {config.extra_ids} extra ids of the YAML",
+                config.rows,
+            )
+            for name in ("speech_embedding.weight", "llm_decoder.weight")
+        ),
+    )
+    wrong = [
+        f"{name} has {len(weights[name])} rows, but {claim} makes {rows}"
+        for name, claim, rows in claims
+        if name in weights and len(weights[name]) != rows
+    ]
+    if wrong:
+        raise CheckpointError("the language model contradicts its config: " + "; ".join(wrong))

@@ -1,0 +1,150 @@
+"""The reference engine of stage 0: the plain torch LM with a KV cache, many streams in one decode batch.
+
+A step decodes one token of each live stream in one batch, then prefills waiting prompts one at a time, which gives each
+its first token. Sampling runs on the CPU row by row, with a generator per stream. In float32 on the CPU a stream gets
+the same tokens alone and among others: the batch is filled up to whole blocks of rows and the cache is read in whole
+blocks of positions, so that matrix kernels never fall into paths made for leftovers, which sum in another order.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from runtime.errors import GenerationError
+from runtime.stage0.kv_cache import ROW_BLOCK, KVCache, round_up
+from runtime.stage0.lm import SpeechLM
+from runtime.stage0.prompt import check_prompt, embed_prompt, prompt_length
+from runtime.stage0.sampling import check_sampling, draw
+from runtime.types import EndReason, SamplingParams, Stage0Prompt, TokenStep
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """What one prompt carries from step to step."""
+
+    key: int
+    prompt: Stage0Prompt
+    sampling: SamplingParams
+    generator: torch.Generator
+    max_tokens: int
+    length: int  # positions in the cache, once it has a row
+    tokens: list[int] = field(default_factory=list)  # generated so far
+
+
+class TorchStage0:
+    """Stage0 on any torch device."""
+
+    def __init__(
+        self, lm: SpeechLM, max_streams: int = 64, fidelity: Literal["intended", "official"] = "intended"
+    ) -> None:
+        self._lm = lm.eval().requires_grad_(False)
+        self._max_streams = max_streams
+        self._fidelity = fidelity
+        weight = lm.speech_embedding.weight
+        self._device, self._dtype = weight.device, weight.dtype
+        self._cache = KVCache(lm.config.qwen, self._device, self._dtype)
+        self._rows: list[_Stream] = []  # index is the row in the cache
+        self._waiting: deque[_Stream] = deque()
+        # Until min_tokens: the reference masks the first stop id alone, which ends nothing (spec 9.6); we mask all.
+        stop_ids = torch.arange(lm.config.rows) >= lm.config.speech_tokens
+        self._too_early = stop_ids if fidelity == "intended" else torch.arange(lm.config.rows) == lm.config.sos
+
+    @property
+    def live_streams(self) -> int:
+        """Streams that were added and have neither ended nor been dropped."""
+        return len(self._rows) + len(self._waiting)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory held for the live streams' keys and values; 0 when there are none."""
+        return self._cache.num_bytes
+
+    def describe(self) -> dict[str, str]:
+        return {
+            "engine": "torch",
+            "device": str(self._device),
+            "precision": str(self._dtype).removeprefix("torch."),
+            "fidelity": self._fidelity,
+            "max_streams": str(self._max_streams),
+        }
+
+    def add(self, key: int, prompt: Stage0Prompt, sampling: SamplingParams, seed: int) -> None:
+        """Takes a prompt in. Raises RequestError for one that cannot be spoken; nothing is kept of it then."""
+        assert key not in {stream.key for stream in (*self._rows, *self._waiting)}, f"key {key} is live already"
+        check_prompt(self._lm.config, prompt)
+        check_sampling(sampling)
+        length = prompt_length(prompt)
+        max_tokens = min(prompt.max_tokens, self._lm.config.qwen.max_position_embeddings - length)
+        generator = torch.Generator().manual_seed(seed)
+        self._waiting.append(_Stream(key, prompt, sampling, generator, max_tokens, length))
+
+    @torch.inference_mode()
+    def step(self) -> list[TokenStep]:
+        """One token, or an end, of each live stream; a stream that ended is gone when this returns."""
+        steps = self._decode() if self._rows else []
+        while self._waiting and len(self._rows) < self._max_streams:
+            steps.append(self._prefill(self._waiting.popleft()))
+        return steps
+
+    @torch.inference_mode()
+    def drop(self, key: int) -> None:
+        """Forgets a stream and frees its memory. Unknown and ended keys are fine."""
+        self._waiting = deque(stream for stream in self._waiting if stream.key != key)
+        for stream in self._rows:
+            if stream.key == key:
+                self._leave(stream)
+                return
+
+    def _prefill(self, stream: _Stream) -> TokenStep:
+        try:
+            row = self._cache.join(stream.length)
+            self._rows.append(stream)
+            hidden = self._lm(embed_prompt(self._lm, stream.prompt)[None], cache=self._cache.row(row, stream.length))
+            logits = self._lm.logits(hidden[0, -1]).cpu()
+        except torch.OutOfMemoryError as full:
+            error = GenerationError(f"no memory for a prompt of {stream.length} positions; lower max_streams ({full})")
+            return self._fail(stream, error)
+        return self._advance(stream, logits)
+
+    def _decode(self) -> list[TokenStep]:
+        streams = list(self._rows)
+        filler = [0] * (round_up(len(streams), ROW_BLOCK) - len(streams))
+        tokens = torch.tensor([stream.tokens[-1] for stream in streams] + filler, device=self._device)
+        positions = torch.tensor([stream.length for stream in streams] + filler, device=self._device)
+        for stream in streams:
+            stream.length += 1
+        cache = self._cache.view(max(stream.length for stream in streams))
+        hidden = self._lm(self._lm.speech_embedding(tokens)[:, None], positions[:, None], cache)
+        logits = self._lm.logits(hidden[:, 0]).cpu()  # the one copy to the host
+        return [self._advance(stream, row) for stream, row in zip(streams, logits, strict=False)]
+
+    def _advance(self, stream: _Stream, logits: Tensor) -> TokenStep:
+        """Draws a stream's next token from logits [V]; lets it leave when that ends it."""
+        forbidden = self._too_early if len(stream.tokens) < stream.prompt.min_tokens else None
+        try:
+            token = draw(logits, stream.tokens, stream.sampling, stream.generator, forbidden)
+        except GenerationError as error:
+            return self._fail(stream, error)
+        if token >= self._lm.config.speech_tokens:
+            self._leave(stream)
+            return TokenStep(stream.key, None, is_last=True, end=EndReason.STOP)
+        stream.tokens.append(token)
+        if len(stream.tokens) == stream.max_tokens:
+            self._leave(stream)
+            return TokenStep(stream.key, token, is_last=True, end=EndReason.LENGTH)
+        return TokenStep(stream.key, token)
+
+    def _fail(self, stream: _Stream, error: GenerationError) -> TokenStep:
+        if stream in self._rows:
+            self._leave(stream)
+        return TokenStep(stream.key, None, is_last=True, end=EndReason.ERROR, error=error)
+
+    def _leave(self, stream: _Stream) -> None:
+        row = self._rows.index(stream)
+        last = self._rows.pop()
+        if last is not stream:
+            self._rows[row] = last
+        self._cache.leave(row)

@@ -1,0 +1,108 @@
+"""Flags, ports and browsers: what happens before the page is there."""
+
+import socket
+import webbrowser
+
+import pytest
+from fastapi.testclient import TestClient
+
+import launch
+from app.cli import build_parser
+from app.server import build_app
+from app.settings import Settings
+from runtime import EngineSettings, RequestError
+from tests.app.fake_engine import FakeEngine
+
+
+def settings_of(*flags: str, environment: dict[str, str] | None = None) -> Settings:
+    return launch.read_settings(build_parser().parse_args(list(flags)), environment or {})
+
+
+def test_no_flags_mean_the_defaults() -> None:
+    assert settings_of() == Settings()
+
+
+def test_flags_reach_the_settings() -> None:
+    flags = ["--model", "a/b", "--lm", "llm.rl", "--source", "modelscope", "--no-browser"]
+    flags += [
+        "--host",
+        "0.0.0.0",
+        "--port",
+        "81",
+        "--device",
+        "cpu",
+        "--precision",
+        "bfloat16",
+        "--fidelity",
+        "official",
+    ]
+    engine = EngineSettings(device="cpu", lm_precision="bfloat16", flow_precision="bfloat16", fidelity="official")
+    assert settings_of(*flags) == Settings("a/b", "llm.rl", "modelscope", "0.0.0.0", 81, False, engine=engine)
+
+
+def test_model_flags_work_before_and_after_the_command() -> None:
+    said = ("say", "--reference", "x.wav")
+    assert settings_of("--model", "a/b", *said).model == settings_of(*said, "--model", "a/b").model == "a/b"
+
+
+def test_a_space_is_reached_from_outside_unless_flags_say_otherwise() -> None:
+    space = {"SPACE_ID": "somebody/mynah"}
+    settings = settings_of(environment=space)
+    assert (settings.host, settings.port, settings.open_browser) == ("0.0.0.0", 7860, False)
+    assert settings_of("--port", "81", environment=space).port == 81
+
+
+@pytest.mark.parametrize("flags", [["--port", "0"], ["--port", "70000"]])
+def test_impossible_ports_exit_2(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch.main(flags, {}, lambda settings: FakeEngine()) == 2
+    assert "choose one from 1 to 65535" in capsys.readouterr().err
+
+
+def test_a_busy_port_is_passed_over_but_not_when_it_was_asked_for() -> None:
+    with launch.listen("127.0.0.1", None) as first, launch.listen("127.0.0.1", None) as second:
+        assert first.getsockname()[1] < second.getsockname()[1]
+        with pytest.raises(RequestError, match="choose another --port"):
+            launch.listen("127.0.0.1", first.getsockname()[1])
+
+
+def test_an_unknown_host_is_an_error_and_not_a_traceback() -> None:
+    with pytest.raises(RequestError, match="cannot listen"):
+        launch.listen("203.0.113.7", None)
+
+
+def test_no_browser_is_no_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def nowhere() -> None:
+        raise webbrowser.Error("could not locate runnable browser")
+
+    monkeypatch.setattr(webbrowser, "get", nowhere)
+    launch.show("http://127.0.0.1:1")
+    assert "open the address yourself" in capsys.readouterr().err
+
+
+def test_text_browsers_do_not_take_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "get", lambda: webbrowser.GenericBrowser("lynx"))
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    launch.show("http://127.0.0.1:1")
+    assert opened == []
+
+
+def test_health_tells_what_runs() -> None:
+    with TestClient(build_app(FakeEngine(), Settings())) as client:
+        assert client.get("/health").json() == {"status": "ok", "model": "fake", "device": "cpu"}
+        page = client.get("/").text
+        assert "mynahPlayer" in page and "untrained" in page
+        for closed in ("/gradio_api/file=/etc/hostname", f"/gradio_api/file={__file__}", "/monitoring"):
+            assert client.get(closed).status_code in (403, 404), closed
+
+
+def test_trained_weights_carry_no_notice() -> None:
+    with TestClient(build_app(FakeEngine(makes_speech=True), Settings())) as client:
+        assert "untrained" not in client.get("/").text
+
+
+def test_listener_speaks_the_family_of_its_host() -> None:
+    if not socket.has_ipv6:
+        pytest.skip("this machine has no IPv6")
+    with launch.listen("::1", None) as listener:
+        assert listener.family == socket.AF_INET6

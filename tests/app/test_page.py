@@ -1,0 +1,257 @@
+"""The page in a real browser: what is sent is heard, at once and whole, and Stop means stop.
+
+Clicks are real ones, because browsers start sound only after a gesture. The player's probe tells the clock of its audio
+context, the level at the analyser, and samples received and played.
+"""
+
+import shutil
+import socket
+import threading
+import time
+import urllib.request
+import wave
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from app.audio_format import to_pcm16
+from app.server import build_app
+from app.settings import Settings
+from runtime import Engine
+from tests.app.fake_engine import RATE, FakeEngine, tone
+
+pytestmark = pytest.mark.browser
+
+FLAGS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--disable-background-networking"]
+INSECURE_HOST = "lan.example"  # a name without a certificate, as in a home network: no AudioWorklet there
+AT_ONCE = 0.3  # seconds from the click on Stop to an idle engine
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    flags = [*FLAGS, f"--host-resolver-rules=MAP {INSECURE_HOST} 127.0.0.1"]
+    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
+    with sync_playwright() as playwright:
+        program = next(filter(None, map(shutil.which, names)), playwright.chromium.executable_path)
+        if not Path(program).exists():
+            pytest.fail(
+                "no Chromium here; install your system's chromium or run `playwright install chromium`, "
+                "or leave these tests out with -m 'not browser'"
+            )
+        browser = playwright.chromium.launch(executable_path=program, args=flags)
+        yield browser
+        browser.close()
+
+
+class Site:
+    """Pages of one server around an engine, on a free port. Leaving it closes the pages first, then the server."""
+
+    def __init__(self, chromium: Browser, reference: Path, engine: FakeEngine | Engine, settings: Settings) -> None:
+        self._chromium, self._reference = chromium, reference
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        app = build_app(engine, settings)
+        self._server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
+        self._thread.start()
+        self._contexts: list[BrowserContext] = []
+        self._errors: list[object] = []
+
+    def visit(self, host: str = "127.0.0.1") -> Page:
+        context = self._chromium.new_context()
+        self._contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: self._errors.append(error))
+        page.goto(f"http://{host}:{self._listener.getsockname()[1]}")
+        page.locator("#speak").wait_for()
+        return page
+
+    def visit_and_fill_in(self, host: str = "127.0.0.1") -> Page:
+        page = self.visit(host)
+        page.locator("#text textarea").fill("A text of some length, that takes about three seconds.")
+        page.locator("#reference input[type=file]").set_input_files(str(self._reference))
+        page.get_by_text("2.0 s at 24 kHz").wait_for()
+        return page
+
+    def close(self) -> None:
+        for context in self._contexts:
+            context.close()
+        self._server.should_exit = True
+        self._thread.join(20)
+        self._listener.close()
+        assert self._errors == []  # of the page's own scripts
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def site(chromium: Browser, reference: Path) -> Iterator[Callable[..., Site]]:
+    opened: list[Site] = []
+
+    def open_site(engine: FakeEngine | Engine, settings: Settings | None = None) -> Site:
+        opened.append(Site(chromium, reference, engine, settings or Settings()))
+        return opened[-1]
+
+    yield open_site
+    for one in opened:
+        one.close()
+
+
+def probe(page: Page) -> dict[str, Any]:
+    return page.evaluate("mynahPlayer.probe()")
+
+
+def wait_for(page: Page, condition: str, seconds: float = 8.0) -> None:
+    try:
+        page.wait_for_function(
+            f"(() => {{ const p = mynahPlayer.probe(); return {condition}; }})()", timeout=1000 * seconds
+        )
+    except Exception as late:
+        raise AssertionError(f"{condition} never held: {probe(page)}") from late
+
+
+def result_of(page: Page) -> bytes:
+    """Samples of the finished file, as the page offers it for download."""
+    link = page.locator("#result a[download]")
+    link.wait_for()
+    with urllib.request.urlopen(str(link.get_attribute("href"))) as answer, wave.open(BytesIO(answer.read())) as file:
+        return file.readframes(file.getnframes())
+
+
+def test_sound_is_heard_before_the_request_has_ended_and_every_sample_of_it(site: Callable[..., Site]) -> None:
+    engine = FakeEngine(seconds=3.0, rtf=0.5, chunk_seconds=0.2)
+    here = site(engine)
+    page = here.visit()
+    assert probe(page)["context"] == "none"  # a context made before a gesture would stay suspended
+    page.close()
+    page = here.visit_and_fill_in()
+    page.locator("#speak").click()
+    wait_for(page, "p.state === 'speaking' && p.rms > 0.1")
+    before = probe(page)
+    page.wait_for_timeout(500)
+    after = probe(page)
+    assert engine.streams[0].stats.ended is None  # it is still being made
+    assert after["context"] == "running" and after["rms"] > 0.1
+    assert 0.3 < after["currentTime"] - before["currentTime"] < 0.9
+    assert 0.3 * RATE < after["played"] - before["played"] < 0.9 * RATE
+    wait_for(page, "p.state === 'done'")
+    page.wait_for_timeout(200)
+    done = probe(page)
+    assert done["sink"] == "worklet" and done["rms"] < 0.01
+    assert done["played"] == done["received"] == 3 * RATE
+    assert (done["underruns"], done["lost"]) == (0, 0)
+    first_pcm = next(event["at"] for event in done["log"] if event["event"] == "first chunk")
+    heard = next(event["at"] for event in done["log"] if event["event"] == "heard")
+    assert heard - first_pcm < 400  # ms, on a machine that may be busy; the wait for a second chunk included
+    assert page.locator("#player [data-mynah=tokens]").text_content() == "75"
+    assert result_of(page) == to_pcm16(tone(0, 3 * RATE))
+
+
+def test_stop_ends_the_engine_at_once_and_keeps_what_was_made(site: Callable[..., Site]) -> None:
+    engine = FakeEngine(seconds=60.0, rtf=0.5)
+    here = site(engine)
+    page = here.visit_and_fill_in()
+    page.locator("#speak").click()
+    wait_for(page, "p.state === 'speaking' && p.played > 4000")
+    clicked_at = time.time()
+    page.locator("#stop").click()
+    wait_for(page, "p.state === 'stopped' && p.rms < 0.01")
+    assert engine.streams[0].closed_at is not None and engine.streams[0].closed_at - clicked_at < AT_ONCE
+    made = result_of(page)
+    assert len(made) == 2 * engine.streams[0].stats.samples > 0
+    page.locator("#speak").click()  # and it speaks again
+    wait_for(page, "p.state === 'speaking' && p.rms > 0.1")
+
+
+def test_a_closed_tab_ends_its_stream(site: Callable[..., Site]) -> None:
+    engine = FakeEngine(seconds=60.0, rtf=0.5)
+    here = site(engine)
+    page = here.visit_and_fill_in()
+    page.locator("#speak").click()
+    wait_for(page, "p.state === 'speaking'")
+    closed_at = time.time()
+    page.close()
+    while engine.streams[0].closed_at is None and time.time() - closed_at < 5:
+        time.sleep(0.02)
+    assert engine.streams[0].closed_at is not None and engine.streams[0].closed_at - closed_at < 1
+
+
+def test_a_missing_voice_is_told_on_the_page(site: Callable[..., Site]) -> None:
+    engine = FakeEngine()
+    here = site(engine)
+    page = here.visit()
+    page.locator("#speak").click()
+    wait_for(page, "p.state === 'failed'")
+    assert "voice first" in page.locator("#player [role=alert]").inner_text()
+    assert engine.streams == []
+
+
+def test_a_broken_recording_is_told_when_it_arrives(site: Callable[..., Site], tmp_path: Path) -> None:
+    broken = tmp_path / "broken.wav"
+    broken.write_bytes(b"RIFF and nothing else")
+    here = site(FakeEngine())
+    page = here.visit()
+    page.locator("#reference input[type=file]").set_input_files(str(broken))
+    told = page.locator(".mynah-verdict.bad")
+    told.wait_for()
+    assert "broken.wav" in told.inner_text() and str(tmp_path) not in told.inner_text()
+
+
+def test_an_engine_slower_than_sound_rebuffers_instead_of_stuttering(site: Callable[..., Site]) -> None:
+    here = site(FakeEngine(seconds=3.0, rtf=1.3, chunk_seconds=0.2))
+    page = here.visit_and_fill_in()
+    page.locator("#speak").click()
+    wait_for(page, "p.state === 'done'", seconds=12)
+    done = probe(page)
+    assert done["played"] == done["received"] == 3 * RATE
+    assert done["underruns"] <= 1, done["log"]
+
+
+def test_a_page_without_a_certificate_plays_through_scheduled_buffers(site: Callable[..., Site]) -> None:
+    here = site(FakeEngine(seconds=1.5, rtf=0.4, chunk_seconds=0.2))
+    page = here.visit_and_fill_in(INSECURE_HOST)
+    page.locator("#speak").click()
+    wait_for(page, "p.rms > 0.1")
+    wait_for(page, "p.state === 'done'")
+    done = probe(page)
+    assert done["sink"] == "scheduled"
+    assert done["played"] == done["received"] == 1.5 * RATE
+    assert (done["underruns"], done["lost"]) == (0, 0)
+
+
+def test_a_burst_of_chunks_loses_none(site: Callable[..., Site]) -> None:
+    here = site(FakeEngine(seconds=2.0, chunk_seconds=0.02))
+    page = here.visit_and_fill_in()
+    page.locator("#speak").click()
+    wait_for(page, "p.state === 'done'")
+    done = probe(page)
+    assert done["played"] == done["received"] == 2 * RATE
+    assert done["lost"] == 0
+
+
+def test_the_second_tab_waits_for_its_turn(site: Callable[..., Site]) -> None:
+    here = site(FakeEngine(seconds=1.5, rtf=0.5), Settings(page_streams=1))
+    first, second = here.visit_and_fill_in(), here.visit_and_fill_in()
+    first.locator("#speak").click()
+    wait_for(first, "p.state !== 'waiting'")
+    second.locator("#speak").click()
+    second.get_by_text("queue: 1/1").wait_for()
+    assert probe(second)["state"] == "waiting"
+    for page in (first, second):
+        wait_for(page, "p.state === 'done'")
+        assert result_of(page) == to_pcm16(tone(0, int(1.5 * RATE)))
+
+
+def test_the_page_speaks_with_a_real_engine(site: Callable[..., Site], engine: Engine) -> None:
+    here = site(engine)
+    page = here.visit_and_fill_in()
+    page.get_by_text("weights are untrained").wait_for()
+    page.locator("#speak").click()
+    wait_for(page, "p.state === 'done'", seconds=40)
+    done = probe(page)
+    assert done["played"] == done["received"] > 0 and done["lost"] == 0
+    assert len(result_of(page)) == 2 * done["received"]
+    assert done["received"] == 960 * int(page.locator("#player [data-mynah=tokens]").text_content() or 0)

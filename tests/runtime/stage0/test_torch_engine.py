@@ -1,0 +1,123 @@
+"""What is particular to the torch engine: its memory, and rows that do not depend on their neighbours."""
+
+import math
+
+import torch
+
+from runtime.stage0.kv_cache import POSITION_BLOCK, ROW_BLOCK, KVCache
+from runtime.stage0.torch_engine import TorchStage0
+from runtime.types import EndReason
+from tests.runtime.stage0.models import GREEDY, RAS, chain_lm, golden_config, prompt, seeded_lm
+
+
+def new_cache() -> KVCache:
+    return KVCache(golden_config().qwen, torch.device("cpu"), torch.float32)
+
+
+def write(cache: KVCache, row: int, length: int, value: float) -> None:
+    for keys, values in cache.row(row, length):
+        keys.fill_(value)
+        values.fill_(value)
+
+
+def test_memory_follows_what_is_spoken_and_returns_to_nothing():
+    """Trap 28, and no laptop pays for 64 long streams before there are any."""
+    lm = seeded_lm()
+    engine = TorchStage0(lm, max_streams=64)
+    assert engine.cache_bytes == 0
+    engine.add(0, prompt(max_tokens=600, min_tokens=600), RAS, 0)
+    engine.step()
+    qwen = lm.config.qwen
+    block = 4 * 2 * qwen.num_hidden_layers * qwen.num_key_value_heads * qwen.head_dim * ROW_BLOCK * POSITION_BLOCK
+    assert engine.cache_bytes == block
+    for key in range(1, ROW_BLOCK + 1):
+        engine.add(key, prompt(), RAS, key)
+    engine.step()
+    assert engine.cache_bytes == 2 * block
+    for _ in range(POSITION_BLOCK):
+        engine.step()
+    assert engine.cache_bytes == 4 * block
+    engine.drop(0)
+    for key in range(1, ROW_BLOCK + 1):
+        engine.drop(key)
+    assert engine.cache_bytes == 0
+
+
+def test_growing_across_a_block_changes_no_token():
+    """A stream that passes the block border among others equals itself alone in an engine of its own."""
+    lm = seeded_lm(1)
+    said = prompt(text=list(range(60)), speech=list(range(300)) + list(range(140)), min_tokens=40, max_tokens=40)
+    runs = []
+    for neighbours in (0, ROW_BLOCK):
+        engine = TorchStage0(lm)
+        engine.add(0, said, RAS, 9)
+        tokens = [step.token for step in engine.step()]
+        for key in range(1, neighbours + 1):
+            engine.add(key, prompt(min_tokens=60, max_tokens=60), RAS, key)
+        while len(tokens) < 40:
+            tokens += [step.token for step in engine.step() if step.key == 0]
+        runs.append(tokens)
+    assert runs[0] == runs[1]
+
+
+@torch.inference_mode()
+def test_filler_rows_and_neighbours_leave_a_row_alone():
+    """Trap 43 for the module: NaN in another row, in filler and beyond the row's own length is not seen."""
+    lm = seeded_lm()
+    x = torch.randn(3, 1, 64, generator=torch.Generator().manual_seed(2))
+    cache = new_cache()
+    for row, length in enumerate((4, 9)):
+        cache.join(length)
+        write(cache, row, length, 0.5)
+    alone = lm(x[:1], torch.tensor([[4]]), [(keys[:1].clone(), values[:1].clone()) for keys, values in cache.view(5)])
+    x[1:] = math.nan
+    together = lm(x, torch.tensor([[4], [9], [0]]), cache.view(10))
+    torch.testing.assert_close(together[0], alone[0], atol=1e-6, rtol=0)
+    assert together[1].isnan().all()
+
+
+def test_row_that_leaves_is_filled_by_the_last_and_what_was_there_is_cleared():
+    """Zero times a leftover NaN would be NaN."""
+    cache = new_cache()
+    for row in range(3):
+        cache.join(10)
+        write(cache, row, 10, math.nan if row == 0 else row)
+    cache.leave(0)
+    assert cache.rows == 2
+    for keys, values in cache.view(11):
+        for half in (keys, values):
+            assert half[:, :, :10].amin((1, 2, 3)).tolist() == [2, 1]
+            assert not half[:, :, 10:].any()
+    cache.leave(0)
+    cache.leave(0)
+    assert cache.num_bytes == 0
+
+
+def test_growth_keeps_what_is_there():
+    cache = new_cache()
+    cache.join(10)
+    write(cache, 0, 10, 3.0)
+    cache.reserve(ROW_BLOCK + 1, POSITION_BLOCK + 1)
+    keys, values = cache.row(0, 2 * POSITION_BLOCK)[1]
+    assert keys.shape[2] == 2 * POSITION_BLOCK
+    for half in (keys, values):
+        assert (half[:, :, :10] == 3).all()
+        assert not half[:, :, 10:].any()
+
+
+def test_no_memory_for_a_prompt_ends_that_request_alone(monkeypatch):
+    engine = TorchStage0(chain_lm({6563: (10,), 10: (11,), 11: (6562,)}))
+    engine.add(0, prompt(), GREEDY, 0)
+    engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(KVCache, "row", lambda *_: raise_out_of_memory())
+        engine.add(1, prompt(), GREEDY, 0)
+        steps = {step.key: step for step in engine.step()}
+    assert steps[1].end is EndReason.ERROR
+    assert "lower max_streams" in str(steps[1].error)
+    assert steps[0].token == 11
+    assert [step.end for step in engine.step()] == [EndReason.STOP]
+
+
+def raise_out_of_memory() -> None:
+    raise torch.OutOfMemoryError("tried to allocate 1 GiB")
