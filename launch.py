@@ -10,11 +10,9 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Any
 
-import uvicorn
-
 from app.cli import build_parser, engine_settings, read_request, say, tell
 from app.figures import NOISE_NOTICE
-from app.server import build_app
+from app.server import Server, build_app
 from app.settings import FIRST_PORT, Settings
 from runtime import Engine, RequestError, SpeechError, resolve_checkpoint
 
@@ -81,11 +79,10 @@ def serve(engine: Engine, settings: Settings, listener: socket.socket) -> None:
     url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
     if not engine.checkpoint.makes_speech:
         tell(f"note: {NOISE_NOTICE}")
-    app = build_app(engine, settings)
     tell(f"the page is at {url} (Ctrl-C ends it)")
     if settings.open_browser:
         show(url)
-    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
+    Server(build_app(engine, settings), engine).run(sockets=[listener])
 
 
 def show(url: str) -> None:

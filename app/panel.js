@@ -35,12 +35,13 @@ window.mynahPanel = (element, player) => {
     const style = getComputedStyle(canvas);
     const pen = canvas.getContext("2d");
     pen.clearRect(0, 0, width, height);
+    const loudest = player.peaks.reduce((most, peak) => Math.max(most, peak), 0.2);
     const bars = Math.floor(width / (5 * scale));
     const perBar = Math.max(1, Math.ceil(player.peaks.length / bars)); // a bar is 40 ms until the width is used up
     for (let bar = 0; bar < bars; bar++) {
       const first = bar * perBar;
       const peak = first < player.peaks.length ? Math.max(...player.peaks.slice(first, first + perBar)) : 0;
-      const tall = Math.max(2 * scale, Math.min(1, peak) * (height - 4 * scale));
+      const tall = Math.max(2 * scale, (peak / loudest) * (height - 4 * scale));
       const heard = (first + perBar) * 960 <= player.played || (player.played && player.played === player.received);
       pen.fillStyle = style.getPropertyValue(peak === 0 ? "--rest" : heard ? "--heard" : "--made");
       pen.beginPath();

@@ -85,7 +85,7 @@ def build_page(engine: Engine, settings: Settings) -> gr.Blocks:
                 with gr.Accordion("More settings", open=False):
                     with gr.Row():
                         speed = gr.Slider(0.5, 2.0, value=1.0, step=0.05, label="Speed")
-                        seed = gr.Number(label="Seed", precision=0, value=None, placeholder="random")
+                        seed = gr.Textbox(label="Seed", placeholder="a new one each time")
                     trim = gr.Checkbox(label="Use only the first 30 s of a longer voice recording")
                     normalize = gr.Checkbox(value=True, label="Write numbers, units and symbols out as words")
             with gr.Column(min_width=320):
@@ -103,7 +103,9 @@ def build_page(engine: Engine, settings: Settings) -> gr.Blocks:
                     stop = gr.Button("Stop", scale=1, min_width=96, elem_id="stop")
                 player = gr.HTML(html_template=_PANEL, js_on_load=_ON_LOAD, apply_default_css=False, elem_id="player")
                 result = gr.Audio(label="Result", interactive=False, buttons=["download"], elem_id="result")
-                gr.HTML(f'<div class="mynah-engine">{html.escape(_described(engine))}</div>')
+                gr.HTML(
+                    f'<details class="mynah-engine"><summary>What is running</summary>{_described(engine)}</details>'
+                )
         job = gr.Number(visible="hidden", precision=0, value=0)
 
         task.change(show_fields, task, [transcript, instruction, source_box, text], queue=False, show_progress="hidden")
@@ -138,4 +140,4 @@ def _recording(label: str, name: str) -> tuple[gr.Audio, gr.HTML]:
 
 
 def _described(engine: Engine) -> str:
-    return " · ".join(f"{name}: {value}" for name, value in engine.describe().items())
+    return html.escape(" · ".join(f"{name}: {value}" for name, value in engine.describe().items()))

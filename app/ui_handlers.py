@@ -77,12 +77,12 @@ class Handlers:
         self,
         reference: str | None,
         task: str,
-        transcript: str,
-        instruction: str,
+        transcript: str | None,
+        instruction: str | None,
         source: str | None,
-        text: str,
+        text: str | None,
         speed: float,
-        seed: float | None,
+        seed: str | None,
         trim: bool,
         normalize: bool,
         job: float,
@@ -98,11 +98,11 @@ class Handlers:
         try:
             request = SpeechRequest(
                 reference=_clip(reference, "add a voice first: upload or record a few seconds of somebody speaking"),
-                text="" if task == CONVERT else text,
-                transcript=transcript.strip() or None if task == SAY else None,
+                text="" if task == CONVERT else _words(text),
+                transcript=_words(transcript) or None if task == SAY else None,
                 instruction=_instruction(instruction) if task == INSTRUCT else None,
                 source=_clip(source, "add the recording whose words should be spoken") if task == CONVERT else None,
-                seed=None if seed is None else int(seed),
+                seed=_seed(seed),
                 speed=speed,
                 normalize=normalize,
                 trim=trim,
@@ -204,7 +204,19 @@ def _clip(path: str | None, missing: str) -> AudioClip:
     return load_clip(Path(path))
 
 
-def _instruction(instruction: str) -> str:
-    if not instruction.strip():
+def _words(written: str | None) -> str:
+    """What was written into a field; one that was never shown holds None."""
+    return (written or "").strip()
+
+
+def _seed(written: str | None) -> int | None:
+    try:
+        return int(_words(written)) if _words(written) else None
+    except ValueError:
+        raise RequestError(f"the seed is {written!r}; write a whole number, or nothing for a new one") from None
+
+
+def _instruction(written: str | None) -> str:
+    if not _words(written):
         raise RequestError("write how it should be said, or choose to speak the text as it is")
-    return instruction.strip()
+    return _words(written)

@@ -1,7 +1,7 @@
 """How we run a model: engines, devices, precision, limits. Built once, in launch.py, and passed down."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Literal, get_args
 
 from runtime.errors import EngineUnavailable
 
@@ -27,11 +27,22 @@ class EngineSettings:
     onnx_threads: int = 0  # 0 leaves it to onnxruntime
 
     def __post_init__(self) -> None:
-        for name in ("lm_precision", "flow_precision"):
-            if getattr(self, name) not in ("float32", "bfloat16", "float16"):
-                raise EngineUnavailable(f"{name} is {getattr(self, name)!r}; choose float32, bfloat16 or float16")
+        given = asdict(self)
+        for name, choices in _CHOICES.items():
+            if given[name] not in choices:
+                raise EngineUnavailable(f"{name} is {given[name]!r}; choose {' or '.join(choices)}")
         for name in ("max_streams", "max_waiting", "chunk_queue"):
-            if getattr(self, name) < 1:
-                raise EngineUnavailable(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.fidelity not in ("intended", "official"):
-            raise EngineUnavailable(f"fidelity is {self.fidelity!r}; choose intended or official")
+            if given[name] < 1:
+                raise EngineUnavailable(f"{name} is {given[name]}; it must be at least 1")
+        if self.sentence_pause_seconds < 0:
+            raise EngineUnavailable(f"sentence_pause_seconds is {self.sentence_pause_seconds}; it must be 0 or more")
+
+
+_CHOICES = {
+    "stage0": ("auto", "torch"),
+    "estimator": ("auto", "torch"),
+    "lm_precision": get_args(Precision),
+    "flow_precision": get_args(Precision),
+    "fidelity": ("intended", "official"),
+    "final_attention": ("full", "chunked"),
+}

@@ -93,11 +93,6 @@ class PromptMel(nn.Module):
         return (self.filters @ magnitude).clamp(min=1e-5).log().transpose(-1, -2)
 
 
-def prompt_mel(samples: Tensor, config: MelConfig) -> Tensor:
-    """`PromptMel` for a single clip: [n] -> [F, M]."""
-    return PromptMel(config).to(samples.device)(samples)
-
-
 def slaney_filters(sample_rate: int, n_fft: int, bins: int, f_min: float, f_max: float) -> Tensor:
     """Triangles of equal area on Slaney's mel scale: [bins, n_fft // 2 + 1]."""
     edges_mel = torch.linspace(_slaney_mel(f_min), _slaney_mel(f_max), bins + 2, dtype=torch.float64)

@@ -1,11 +1,11 @@
 """A request becomes model inputs: sentences laid out for stage 0, the reference as both stages need it.
 
 Control tokens are put together here and nowhere else (spec 2.7): the assistant sentence and `<|endofprompt|>` stand
-before the transcript (zero-shot), around the instruction (instruct), or before every sentence (cross-lingual). All bounds
-are checked before a model runs.
+before the transcript (zero-shot), around the instruction (instruct), or before every sentence (cross-lingual). All
+bounds are checked before a model runs.
 
-Under `official` fidelity a cross-lingual text is one piece with the prefix inside it, neither normalised nor split, and the
-prefix counts in its length limits, as in the reference; `intended` normalises and splits the user's text first.
+Under `official` fidelity a cross-lingual text is one piece with the prefix inside it, neither normalised nor split, and
+the prefix counts in its length limits, as in the reference; `intended` normalises and splits the user's text first.
 """
 
 import secrets
@@ -21,6 +21,7 @@ from runtime.frontend.mel import PromptMel
 from runtime.frontend.reference_cache import ReferenceCache, clip_key
 from runtime.frontend.speaker import SpeakerEncoder
 from runtime.frontend.speech_tokens import SpeechTokenizer
+from runtime.frontend.splitting import is_only_punctuation
 from runtime.frontend.text import TextFrontend, notices, strip_marker
 from runtime.frontend.tokenizer import TextTokenizer
 from runtime.settings import EngineSettings
@@ -75,6 +76,8 @@ class Frontend:
         """Raises RequestError for anything the caller can fix; nothing has run on the stages then."""
         if not 0.5 <= request.speed <= 2.0:
             raise RequestError(f"speed is {request.speed:g}; choose 0.5 to 2.0")
+        if request.seed is not None and not 0 <= request.seed < 2**63:
+            raise RequestError(f"seed is {request.seed}; choose 0 to {2**63 - 1}")
         mode, warnings = request.mode, []
         clip, notes = check_reference(request.reference, trim=request.trim)
         warnings += notes
@@ -144,6 +147,8 @@ class Frontend:
         transcript = strip_marker(request.transcript or "")
         if not self._official:  # there the marker in the same string switches normalisation off (spec 2.8)
             transcript = self._text.transcript(transcript, normalize=request.normalize)
+        if is_only_punctuation(transcript):
+            raise RequestError("the transcript has no words; write what the reference says, or leave it out")
         self._limit("transcript", transcript, TRANSCRIPT_LIMIT)
         return transcript
 

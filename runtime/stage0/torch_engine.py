@@ -1,9 +1,11 @@
 """The reference engine of stage 0: the plain torch LM with a KV cache, many streams in one decode batch.
 
 A step decodes one token of each live stream in one batch, then prefills waiting prompts one at a time, which gives each
-its first token. Sampling runs on the CPU row by row, with a generator per stream. In float32 on the CPU a stream gets
-the same tokens alone and among others: the batch is filled up to whole blocks of rows and the cache is read in whole
-blocks of positions, so that matrix kernels never fall into paths made for leftovers, which sum in another order.
+its first token. Sampling runs on the CPU row by row, with a generator per stream.
+
+In float32 on the CPU a stream's logits do not depend on its neighbours: the batch is filled up to whole blocks of rows
+and the cache is read in whole blocks of positions, so that matrix kernels never fall into their paths for leftovers,
+which sum in another order. Measured bit-equal with 1, 2, 4 and 8 threads; 3 threads cut blocks and differ by rounding.
 """
 
 from collections import deque

@@ -54,6 +54,8 @@ def build_stage1(checkpoint: Checkpoint, settings: EngineSettings, device: torch
     config = checkpoint.config
     check_noise_shape(config)
     flow = load_flow(config.flow, checkpoint.weights("flow"), device)
+    if device.type == "cuda":
+        torch.backends.cudnn.allow_tf32 = False  # process-wide, and on by default: the vocoder is float32 for real
     hift = HiFT(config.hift)
     load_strict(hift, "hift", checkpoint.weights("hift"))
     noise = NoiseBank(device)

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from app.audio_format import to_pcm16
-from app.server import build_app
+from app.server import Server, build_app
 from app.settings import Settings
 from runtime import Engine
 from tests.app.fake_engine import RATE, FakeEngine, tone
@@ -54,8 +53,7 @@ class Site:
     def __init__(self, chromium: Browser, reference: Path, engine: FakeEngine | Engine, settings: Settings) -> None:
         self._chromium, self._reference = chromium, reference
         self._listener = socket.create_server(("127.0.0.1", 0))
-        app = build_app(engine, settings)
-        self._server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))
+        self._server = Server(build_app(engine, settings), engine)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
         self._thread.start()
         self._contexts: list[BrowserContext] = []
@@ -189,6 +187,16 @@ def test_a_missing_voice_is_told_on_the_page(site: Callable[..., Site]) -> None:
     assert engine.streams == []
 
 
+def test_an_unforeseen_error_ends_the_job_without_telling_paths(site: Callable[..., Site]) -> None:
+    engine = FakeEngine(fails_after=1, failure=RuntimeError("/home/somebody"))
+    page = site(engine).visit_and_fill_in()
+    page.locator("#speak").click()
+    wait_for(page, "p.state === 'failed'")
+    assert "reload" in page.locator("#player [role=alert]").inner_text()
+    assert "/home" not in page.content()
+    assert engine.streams[0].closed_at is not None
+
+
 def test_a_broken_recording_is_told_when_it_arrives(site: Callable[..., Site], tmp_path: Path) -> None:
     broken = tmp_path / "broken.wav"
     broken.write_bytes(b"RIFF and nothing else")
@@ -245,7 +253,10 @@ def test_the_second_tab_waits_for_its_turn(site: Callable[..., Site]) -> None:
         assert result_of(page) == to_pcm16(tone(0, int(1.5 * RATE)))
 
 
-def test_the_page_speaks_with_a_real_engine(site: Callable[..., Site], engine: Engine) -> None:
+def test_the_page_speaks_with_a_real_engine(
+    monkeypatch: pytest.MonkeyPatch, site: Callable[..., Site], engine: Engine
+) -> None:
+    monkeypatch.setattr(engine, "close", lambda: None)  # other tests go on with it
     here = site(engine)
     page = here.visit_and_fill_in()
     page.get_by_text("weights are untrained").wait_for()

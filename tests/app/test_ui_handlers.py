@@ -23,7 +23,7 @@ def speak(
     handlers: Handlers, reference: Path | None, job: int = 1, **given: Any
 ) -> Iterator[tuple[dict[str, Any], Any]]:
     fields = {"task": SAY, "transcript": "", "instruction": "", "source": None, "text": "Hello.", "speed": 1.0}
-    fields |= {"seed": None, "trim": False, "normalize": True, "job": job, "http": TAB} | given
+    fields |= {"seed": "", "trim": False, "normalize": True, "job": job, "http": TAB} | given
     return handlers.speak(str(reference) if reference else None, **fields)
 
 
@@ -122,6 +122,7 @@ def test_bad_input_is_told_without_a_path(tmp_path: Path, reference: Path) -> No
         (None, {}, "voice first"),
         (broken, {}, "broken.wav"),
         (reference, {"text": "  "}, "empty"),
+        (reference, {"seed": "five"}, "whole number"),
         (reference, {"task": INSTRUCT}, "how it should be said"),
         (reference, {"task": CONVERT}, "whose words"),
     ]
@@ -133,7 +134,7 @@ def test_bad_input_is_told_without_a_path(tmp_path: Path, reference: Path) -> No
 
 def test_only_the_fields_of_the_task_reach_the_engine(reference: Path) -> None:
     engine = FakeEngine(seconds=0.1)
-    given = {"transcript": "la", "instruction": "softly", "source": str(reference), "seed": 5.0, "speed": 1.5}
+    given = {"transcript": "la", "instruction": "softly", "source": str(reference), "seed": " 5 ", "speed": 1.5}
     for task in (SAY, INSTRUCT, CONVERT):
         list(speak(Handlers(engine), reference, task=task, **given))
     assert [request.mode for request in engine.requests] == [Mode.ZERO_SHOT, Mode.INSTRUCT, Mode.CONVERSION]

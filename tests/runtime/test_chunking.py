@@ -1,4 +1,4 @@
-"""Cuts and silence between the stages. Trap 26 (look-ahead counted once), 34, 35 and 36 of the reliability list."""
+"""Cuts and silence between the stages."""
 
 from itertools import pairwise
 

@@ -391,6 +391,11 @@ def test_a_dead_worker_fails_its_requests_at_once(tiny_checkpoint, voice, monkey
         ({"text": " \n\t"}, "text"),
         ({"text": "?!..."}, "text"),
         ({"speed": 0.1}, "speed"),
+        ({"speed": float("nan")}, "speed"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**64}, "seed"),
+        ({"transcript": "?!"}, "transcript"),
+        ({"transcript": "word " * 500}, "transcript"),
         ({"text": "a<|endofprompt|>b<|endofprompt|>c"}, "endofprompt"),
         ({"instruction": "word " * 200}, "instruction"),
         ({"reference": AudioClip(np.zeros(48000, np.float32), 24000)}, "silent"),
@@ -440,7 +445,21 @@ def test_a_device_that_is_not_here_is_named(name):
         resolve_device(name)
 
 
-def test_an_unknown_precision_is_refused():
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"lm_precision": "fp8"},
+        {"flow_precision": "half"},
+        {"fidelity": "exact"},
+        {"final_attention": "causal"},
+        {"estimator": "onnx"},
+        {"stage0": "llama"},
+        {"chunk_queue": 0},
+        {"sentence_pause_seconds": -1.0},
+    ],
+)
+def test_a_setting_without_meaning_is_refused(wrong):
     """Trap 22."""
-    with pytest.raises(EngineUnavailable, match="lm_precision is 'fp8'"):
-        EngineSettings(lm_precision="fp8")
+    ((name, value),) = wrong.items()
+    with pytest.raises(EngineUnavailable, match=f"{name} is {value!r}"):
+        EngineSettings(**wrong)

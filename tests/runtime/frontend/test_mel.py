@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from runtime.config import MelConfig
 from runtime.frontend.audio import load_clip, resample
-from runtime.frontend.mel import KaldiFbank, PromptMel, WhisperLogMel, prompt_mel
+from runtime.frontend.mel import KaldiFbank, PromptMel, WhisperLogMel
 from tests import golden
 
 CLIP = Path(__file__).parents[2] / "audio" / "zero_shot_prompt.wav"
@@ -38,7 +38,7 @@ def test_filter_banks_equal_the_reference() -> None:
 def test_prompt_mel_equals_the_reference(samples_24k: Tensor) -> None:
     expected = golden.load("audio_features")["mel24k"].transpose(1, 2)
     torch.testing.assert_close(PromptMel(CONFIG)(samples_24k), expected, atol=2e-4, rtol=0)
-    torch.testing.assert_close(prompt_mel(samples_24k[0], CONFIG), expected[0], atol=2e-4, rtol=0)
+    torch.testing.assert_close(PromptMel(CONFIG)(samples_24k[0]), expected[0], atol=2e-4, rtol=0)
 
 
 def test_whisper_log_mel_equals_the_reference(samples_16k: Tensor) -> None:

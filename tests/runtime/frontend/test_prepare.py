@@ -90,7 +90,9 @@ def test_intended_normalises_and_splits_cross_lingual_text(frontend, voice, enco
 def test_a_marker_that_the_user_brings_is_not_doubled(frontend, voice, fields):
     """Trap 69."""
     pasted = only(prepare(frontend, voice, **fields))
-    plain = only(prepare(frontend, voice, **{k: v.replace(PREFIX, "").replace("<|endofprompt|>", "") for k, v in fields.items()}))
+    plain = only(
+        prepare(frontend, voice, **{k: v.replace(PREFIX, "").replace("<|endofprompt|>", "") for k, v in fields.items()})
+    )
     assert pasted.text_tokens.tolist() == plain.text_tokens.tolist()
     assert pasted.text_tokens.tolist().count(frontend._tokenizer.end_of_prompt) == 1
 

@@ -60,6 +60,20 @@ def test_growing_across_a_block_changes_no_token():
     assert runs[0] == runs[1]
 
 
+def test_decode_batch_and_cache_view_come_in_whole_blocks():
+    """Trap 9: kernels that see whole blocks sum each row in one and the same order."""
+    lm, seen = seeded_lm(), []
+    lm.register_forward_pre_hook(lambda _, args: seen.append(args))
+    engine = TorchStage0(lm)
+    for key in range(ROW_BLOCK + 3):
+        engine.add(key, prompt(min_tokens=20, max_tokens=5 + key), RAS, key)
+    while engine.live_streams:
+        engine.step()
+    decoded = [args for args in seen if len(args) == 3]
+    assert {len(x) for x, _, _ in decoded} == {ROW_BLOCK, 2 * ROW_BLOCK}
+    assert {keys.shape[2] for _, _, cache in decoded for keys, _ in cache} == {POSITION_BLOCK}
+
+
 @torch.inference_mode()
 def test_filler_rows_and_neighbours_leave_a_row_alone():
     """Trap 43 for the module: NaN in another row, in filler and beyond the row's own length is not seen."""
