@@ -12,7 +12,6 @@ from typing import Any
 
 from app.cli import build_parser, engine_settings, read_request, say, tell
 from app.figures import NOISE_NOTICE
-from app.server import Server, build_app
 from app.settings import FIRST_PORT, Settings
 from runtime import Engine, RequestError, SpeechError, resolve_checkpoint
 
@@ -75,6 +74,8 @@ def listen(host: str, port: int | None) -> socket.socket:
 
 def serve(engine: Engine, settings: Settings, listener: socket.socket) -> None:
     """Serves the page until Ctrl-C."""
+    from app.server import Server, build_app  # Gradio takes seconds to import, and `say` does without it
+
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
     url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
     if not engine.checkpoint.makes_speech:

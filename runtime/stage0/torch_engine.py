@@ -5,7 +5,9 @@ its first token. Sampling runs on the CPU row by row, with a generator per strea
 
 In float32 on the CPU a stream's logits do not depend on its neighbours: the batch is filled up to whole blocks of rows
 and the cache is read in whole blocks of positions, so that matrix kernels never fall into their paths for leftovers,
-which sum in another order. Measured bit-equal with 1, 2, 4 and 8 threads; 3 threads cut blocks and differ by rounding.
+which sum in another order. Measured bit-equal with one and two threads. With three and more, elementwise kernels may
+cut a row between threads and take a scalar path there: logits then differ by rounding (4e-7), which hardly ever
+changes a token.
 """
 
 from collections import deque

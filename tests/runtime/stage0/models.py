@@ -64,9 +64,10 @@ def seeded_lm(seed: int = 0) -> SpeechLM:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in lm.named_parameters():
-            if weight.dim() > 1:
-                scale = 1.0 if "embed" in name else 2.5 * weight.shape[1] ** -0.5
-                weight.copy_(scale * torch.randn(weight.shape, generator=generator))
+            if name.endswith("norm.weight"):
+                continue
+            scale = 1.0 if "embed" in name else 2.5 * weight.shape[-1] ** -0.5
+            weight.copy_(scale * torch.randn(weight.shape, generator=generator))
     return lm.eval()
 
 

@@ -31,7 +31,7 @@ def test_memory_follows_what_is_spoken_and_returns_to_nothing():
     block = 4 * 2 * qwen.num_hidden_layers * qwen.num_key_value_heads * qwen.head_dim * ROW_BLOCK * POSITION_BLOCK
     assert engine.cache_bytes == block
     for key in range(1, ROW_BLOCK + 1):
-        engine.add(key, prompt(), RAS, key)
+        engine.add(key, prompt(min_tokens=20), RAS, key)
     engine.step()
     assert engine.cache_bytes == 2 * block
     for _ in range(POSITION_BLOCK):
@@ -86,7 +86,7 @@ def test_filler_rows_and_neighbours_leave_a_row_alone():
     alone = lm(x[:1], torch.tensor([[4]]), [(keys[:1].clone(), values[:1].clone()) for keys, values in cache.view(5)])
     x[1:] = math.nan
     together = lm(x, torch.tensor([[4], [9], [0]]), cache.view(10))
-    torch.testing.assert_close(together[0], alone[0], atol=1e-6, rtol=0)
+    torch.testing.assert_close(together[0], alone[0], atol=1e-5, rtol=0)
     assert together[1].isnan().all()
 
 
