@@ -63,7 +63,7 @@ class Tab:
             self.stopped_job = max(self.stopped_job, job)
             stream = self.stream if self.job <= job else None
         if stream is not None:
-            pass
+            stream.close()
 
 
 class Handlers:

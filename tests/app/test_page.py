@@ -154,9 +154,9 @@ def test_stop_ends_the_engine_at_once_and_keeps_what_was_made(site: Callable[...
     page = here.visit_and_fill_in()
     page.locator("#speak").click()
     wait_for(page, "p.state === 'speaking' && p.played > 4000")
-    clicked_at = time.time()
     page.locator("#stop").click()
     wait_for(page, "p.state === 'stopped' && p.rms < 0.01")
+    clicked_at = next(event["at"] for event in probe(page)["log"] if event["event"] == "stop") / 1000
     assert engine.streams[0].closed_at is not None and engine.streams[0].closed_at - clicked_at < AT_ONCE
     made = result_of(page)
     assert len(made) == 2 * engine.streams[0].stats.samples > 0
