@@ -46,7 +46,6 @@ class TorchStage0:
     ) -> None:
         self._lm = lm.eval().requires_grad_(False)
         self._max_streams = max_streams
-        self._fidelity = fidelity
         weight = lm.speech_embedding.weight
         self._device, self._dtype = weight.device, weight.dtype
         self._cache = KVCache(lm.config.qwen, self._device, self._dtype)
@@ -71,8 +70,6 @@ class TorchStage0:
             "engine": "torch",
             "device": str(self._device),
             "precision": str(self._dtype).removeprefix("torch."),
-            "fidelity": self._fidelity,
-            "max_streams": str(self._max_streams),
         }
 
     def add(self, key: int, prompt: Stage0Prompt, sampling: SamplingParams, seed: int) -> None:

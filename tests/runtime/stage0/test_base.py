@@ -34,8 +34,6 @@ def test_engine_is_built_from_a_checkpoint_and_speaks(checkpoint, choice):
         "engine": "torch",
         "device": "cpu",
         "precision": "float32",
-        "fidelity": "official",
-        "max_streams": "3",
     }
     engine.add(0, golden_prompt("zero_shot"), GREEDY, 0)
     assert [engine.step()[0].token for _ in range(16)] == golden.load("llm_io")["zero_shot.greedy_tokens"].tolist()
