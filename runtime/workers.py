@@ -1,19 +1,14 @@
-"""The two threads of an engine, one per stage.
+"""The two workers of an engine, one per stage: the first makes, thins and cuts tokens, the second makes them audible.
 
-A worker owns its stage and everything beside it; others reach it only by posting calls to its inbox. It works while
-there is work and blocks on the inbox otherwise: nothing here polls, and nothing but the inbox is shared.
+Each owns its stage and what it knows of the streams. What passes between them is a `ChunkJob`.
 """
 
 import logging
-import threading
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
-from queue import Empty, SimpleQueue
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,63 +21,9 @@ from runtime.stage0.base import Stage0
 from runtime.stage1.decoder import Stage1, Stage1State
 from runtime.stream import SpeechStream
 from runtime.types import EndReason, Sentence, TokenStep
+from runtime.worker import Worker
 
 log = logging.getLogger(__name__)
-
-
-class Worker(ABC):
-    """A thread with an inbox of calls."""
-
-    def __init__(self, name: str, on_death: Callable[[BaseException], None]) -> None:
-        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._on_death = on_death
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def post(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Runs the call on the worker's thread, after those posted before it."""
-        self._inbox.put(lambda: call(*arguments))
-
-    def stop(self) -> None:
-        """Ends the thread after the step in hand, and waits for it."""
-        self.post(self._stop)
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join()
-
-    def _stop(self) -> None:
-        self._stopping = True
-
-    @property
-    @abstractmethod
-    def busy(self) -> bool:
-        """Whether `work` has something to do."""
-
-    @abstractmethod
-    def work(self) -> None:
-        """One step."""
-
-    def _run(self) -> None:
-        try:
-            with torch.inference_mode():
-                while not self._stopping:
-                    self._take_calls(wait=not self.busy)
-                    if self.busy and not self._stopping:
-                        self.work()
-        except BaseException as error:
-            # Only a mistake of ours comes here; requests must hear of it rather than wait for ever.
-            log.exception("worker %s died", self._thread.name)
-            self._on_death(error)
-
-    def _take_calls(self, wait: bool) -> None:
-        try:
-            self._inbox.get(block=wait)()
-            while True:
-                self._inbox.get_nowait()()
-        except Empty:
-            return
 
 
 @dataclass(slots=True, eq=False)
