@@ -23,18 +23,20 @@ from runtime.checkpoint import (
     SPEAKER_ENCODER,
     SPEECH_TOKENIZER,
     TEXT_FOLDER,
+    Checkpoint,
     Part,
     expand,
     load_strict,
     open_checkpoint,
     released_name,
 )
-from runtime.config import FlowConfig, HiFTConfig, LMConfig, MelConfig
+from runtime.config import FlowConfig, HiFTConfig, LMConfig, MelConfig, QwenConfig
 from runtime.frontend.speaker import CAMPPlus, CAMPPlusConfig, export_speaker_encoder
 from runtime.frontend.speech_tokens import SpeechTokenizerConfig, SpeechTokenizerNet, export_speech_tokenizer
 from runtime.stage0.lm import SpeechLM
 from runtime.stage1.conditioning import Flow
 from runtime.stage1.hift import HiFT
+from training.bpe import write_json
 from training.loop import compact
 from training.shapes import FLOW, HIFT, LM, MEL, SPEAKER, TOKENIZER
 
@@ -124,10 +126,31 @@ def recipe(lm: LMConfig, flow: FlowConfig, hift: HiFTConfig, mel: MelConfig) -> 
     }
 
 
+def qwen_json(qwen: QwenConfig) -> dict[str, object]:
+    """`config.json` of the text folder."""
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "vocab_size": qwen.vocab_size,
+        "hidden_size": qwen.hidden_size,
+        "intermediate_size": qwen.intermediate_size,
+        "num_hidden_layers": qwen.num_hidden_layers,
+        "num_attention_heads": qwen.num_attention_heads,
+        "num_key_value_heads": qwen.num_key_value_heads,
+        "max_position_embeddings": qwen.max_position_embeddings,
+        "rope_theta": qwen.rope_theta,
+        "rms_norm_eps": qwen.rms_norm_eps,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+    }
+
+
 def write_part(folder: Path, part: Part, weights: dict[str, Tensor], int8: bool) -> None:
     """Stores one part under its released names."""
     named = {released_name(part, name): value for name, value in expand(weights).items()}
-    save_file(compact(named, int8), folder / f"{part}.safetensors")
+    path = folder / f"{part}.safetensors"
+    save_file(compact(named, int8), path)
+    path.chmod(0o644)  # safetensors writes for the owner alone
 
 
 def halve(path: Path) -> None:
@@ -146,47 +169,52 @@ def halve(path: Path) -> None:
     onnx.save(model, path)
 
 
-def fill(net: nn.Module, path: Path) -> nn.Module:
-    weights = expand(load_file(path))
-    net.load_state_dict(weights)
-    return net.eval()
-
-
-def export(
+def write_stages(
     weights: Path,
     vocabulary: Path,
     out: Path,
-    *,
     lm: LMConfig = LM,
     flow: FlowConfig = FLOW,
     hift: HiFTConfig = HIFT,
     mel: MelConfig = MEL,
-    tokenizer: SpeechTokenizerConfig = TOKENIZER,
-    speaker: CAMPPlusConfig = SPEAKER,
 ) -> None:
-    """Writes every file and opens the result as the runtime will: strictly."""
+    """Recipe, text folder and the three weight files."""
     out.mkdir(parents=True, exist_ok=True)
     (out / RECIPE).write_text(yaml.safe_dump(recipe(lm, flow, hift, mel), sort_keys=False), encoding="utf-8")
-    shutil.copytree(vocabulary, out / TEXT_FOLDER, dirs_exist_ok=True)
+    if vocabulary.resolve() != (out / TEXT_FOLDER).resolve():
+        shutil.copytree(vocabulary, out / TEXT_FOLDER, dirs_exist_ok=True)
+    write_json(out / TEXT_FOLDER / "config.json", qwen_json(lm.qwen))
     parts: list[tuple[Part, bool]] = [("llm", True), ("flow", True), ("hift", False)]
     for part, int8 in parts:
         write_part(out, part, load_file(weights / f"{part}.safetensors"), int8)
-    net = SpeechTokenizerNet(tokenizer)
-    fill(net, weights / "tokenizer.safetensors")
+    (out / "UNTRAINED").unlink(missing_ok=True)
+
+
+def write_front_end(
+    weights: Path, out: Path, tokenizer: SpeechTokenizerConfig = TOKENIZER, speaker: CAMPPlusConfig = SPEAKER
+) -> None:
+    """Both ONNX files."""
+    net, encoder = SpeechTokenizerNet(tokenizer), CAMPPlus(speaker)
+    net.load_state_dict(expand(load_file(weights / "tokenizer.safetensors")))
+    encoder.load_state_dict(expand(load_file(weights / "speaker.safetensors")))
     export_speech_tokenizer(net, out / SPEECH_TOKENIZER)
-    encoder = CAMPPlus(speaker)
-    fill(encoder, weights / "speaker.safetensors")
     export_speaker_encoder(encoder, out / SPEAKER_ENCODER)
     for name in (SPEECH_TOKENIZER, SPEAKER_ENCODER):
         halve(out / name)
-    (out / "UNTRAINED").unlink(missing_ok=True)
-    checkpoint = open_checkpoint(out)
-    for part, module in (
-        ("llm", SpeechLM(checkpoint.config.lm)),
-        ("flow", Flow(checkpoint.config.flow)),
-        ("hift", HiFT(checkpoint.config.hift)),
-    ):
+
+
+def check(folder: Path) -> Checkpoint:
+    """Opens the result as the runtime will: strictly."""
+    checkpoint = open_checkpoint(folder)
+    config = checkpoint.config
+    parts: list[tuple[Part, nn.Module]] = [
+        ("llm", SpeechLM(config.lm)),
+        ("flow", Flow(config.flow)),
+        ("hift", HiFT(config.hift)),
+    ]
+    for part, module in parts:
         load_strict(module, part, checkpoint.weights(part))
+    return checkpoint
 
 
 def main() -> None:
@@ -195,7 +223,9 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=Path, required=True, help="folder that training.bpe wrote")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    export(options.weights, options.vocabulary, options.out)
+    write_stages(options.weights, options.vocabulary, options.out)
+    write_front_end(options.weights, options.out)
+    check(options.out)
     files = sorted(path for path in options.out.rglob("*") if path.is_file())
     for path in files:
         print(f"{path.stat().st_size / 1e6:8.2f} MB  {path.relative_to(options.out)}")

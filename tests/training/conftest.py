@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from training.bpe import train_bpe
-from training.corpus import NEW_SENTENCES, NEW_SPEAKERS, TRAIN, Utterance, write_shard
+from training.corpus import NEW_SENTENCES, NEW_SPEAKERS, TRAIN, Recording, Utterance, write_shard
 
 PHONES = 7
 LINES = ["The cat sat on the mat.", "Birds sing in the morning.", "We walk home.", "Rain falls on the old roof."]
@@ -28,9 +28,9 @@ def make_shard(path: Path, seed: int, tests: bool) -> None:
         time = torch.arange(frames * 480) / 24_000
         wave = 0.2 * torch.sin(2 * np.pi * pitch * time) + 0.02 * torch.randn(len(time), generator=generator)
         phone = torch.randint(0, PHONES, (frames // 4,), generator=generator).repeat_interleave(4).to(torch.uint8)
-        hz = torch.where(torch.arange(frames) % 16 < 12, pitch, 0.0).half()
-        utterance = Utterance(0, frames, speaker, split, sentence)
-        rows.append((utterance, (wave * 32767).to(torch.int16), phone, hz))
+        hz, voiced = torch.full((frames,), pitch).half(), torch.arange(frames) % 16 < 12
+        utterance = Utterance(frames, speaker, split, sentence)
+        rows.append(Recording(utterance, (wave * 32767).to(torch.int16), phone, hz, voiced))
     write_shard(path, PHONES, rows)
 
 
