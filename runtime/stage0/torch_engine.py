@@ -70,6 +70,7 @@ class TorchStage0:
             "engine": "torch",
             "device": str(self._device),
             "precision": str(self._dtype).removeprefix("torch."),
+            "sampling": "ras by two draws or standard, one generator per stream",
         }
 
     def add(self, key: int, prompt: Stage0Prompt, sampling: SamplingParams, seed: int) -> None:
