@@ -55,9 +55,11 @@ def build_stage0(checkpoint: Checkpoint, settings: EngineSettings, device: torch
             lm = load_lm(checkpoint.config.lm, checkpoint.weights("llm"), settings.lm_precision, device)
             return TorchStage0(lm, settings.max_streams, settings.fidelity)
         case "vllm":
-            check_vllm(installed_vllm())
-            from runtime.stage0.vllm_engine import VllmStage0
-
+            check_vllm(found := installed_vllm())
+            try:
+                from runtime.stage0.vllm_engine import VllmStage0
+            except (ImportError, OSError) as broken:  # a library of CUDA is missing, or fits another torch
+                raise EngineUnavailable(f"vLLM {found} is installed but does not load: {broken}") from broken
             lm = load_lm(checkpoint.config.lm, checkpoint.weights("llm"), settings.lm_precision, torch.device("cpu"))
             folder = settings.export_folder or Path.home() / ".cache" / "mynah"
             share = settings.stage0_memory_share

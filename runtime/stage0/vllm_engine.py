@@ -300,7 +300,7 @@ def scrub(worker: Any) -> None:
 
 def check_device(device: torch.device) -> None:
     """Raises EngineUnavailable for a device that the installed vLLM does not drive."""
-    theirs = current_platform.device_type
+    theirs = current_platform.device_type or "nothing here"
     if device.type != theirs:
         raise EngineUnavailable(f"this build of vLLM drives {theirs}, not {device.type}; choose the torch engine")
     if device.index:
