@@ -16,7 +16,7 @@ class Spoken:
 
     tokens: list[int] = field(default_factory=list)
     end: EndReason | None = None
-    error: GenerationError | None = None
+    error: GenerationError | None = field(default=None, compare=False)  # an exception equals itself alone; `end` tells
 
 
 def take(engine: Stage0, spoken: dict[int, Spoken]) -> None:

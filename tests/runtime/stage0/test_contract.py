@@ -265,6 +265,34 @@ def test_row_with_nothing_left_to_draw_ends_that_request_alone(build):
     assert speak(engine, prompt()).tokens == [10, 11]
 
 
+def test_storm_of_cancellations_and_faults_leaves_the_others_as_they_were(build):
+    """Traps 1, 9, 28, 29 and 43 at once: a tenth is cancelled in mid-stream, a tenth has NaN in the prompt, and now and
+    then a stream says a token whose embedding is NaN.
+    """
+    lm = with_bad_text(seeded_lm())
+    lm.speech_embedding.weight.data[22] = math.nan
+    requests = many(150)
+    for key in range(5, 150, 10):
+        requests[key] = (prompt(text=[1, 7, 3], max_tokens=30), RAS, key)
+    cancelled = set(range(8, 150, 10))
+    engine, spoken = build(lm, max_streams=16), {}
+    waiting = list(range(150))
+    while waiting or engine.live_streams:
+        while waiting and engine.live_streams < 20:
+            key = waiting.pop(0)
+            engine.add(key, *requests[key])
+        take(engine, spoken)
+        for key in cancelled & spoken.keys():
+            if len(spoken[key].tokens) == key % 7:
+                engine.drop(key)
+    survivors = sorted(set(range(150)) - cancelled)
+    ends = [spoken[key].end for key in survivors]
+    assert 15 < ends.count(EndReason.ERROR) < 60
+    assert ends.count(EndReason.STOP) + ends.count(EndReason.LENGTH) > 60
+    chosen = survivors[::3]
+    assert [spoken[key] for key in chosen] == alone(build, lm, [requests[key] for key in chosen])
+
+
 # Release
 
 
