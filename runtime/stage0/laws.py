@@ -29,6 +29,7 @@ class Laws:
     temperature: Tensor
     top_p: Tensor
     top_k: Tensor  # V where there is no limit
+    widest: int  # the largest top_k of all rows
     penalty: Tensor
     repeats: Tensor  # occurrences in the window from which an id counts as repeated
 
@@ -42,6 +43,7 @@ class Laws:
             temperature=column([row.temperature for row in rows]),
             top_p=column([row.top_p for row in rows]),
             top_k=column([row.top_k or ids for row in rows], torch.int64),
+            widest=max(min(row.top_k or ids, ids) for row in rows),
             penalty=column([row.repetition_penalty if row.method == "standard" else 1.0 for row in rows]),
             repeats=column([max(1.0, row.window * row.repeat_threshold) for row in rows]),
         )
@@ -61,8 +63,10 @@ def next_token_law(
     best = scores.argmax(-1, keepdim=True)
     greedy = laws.temperature == 0
     scores = (scores - scores.gather(-1, best)) / torch.where(greedy, 1.0, laws.temperature)
-    nucleus = nucleus_law(scores, laws)
-    law = torch.where(laws.standard, nucleus, ras_law(scores, best, nucleus, repeated(recent, laws, scores.shape[-1])))
+    full = scores.softmax(-1)
+    nucleus = nucleus_law(scores, full, laws)
+    struck_out = repeated(recent, laws, scores.shape[-1])
+    law = torch.where(laws.standard, nucleus, ras_law(scores, full, best, nucleus, struck_out))
     law = torch.where(greedy, torch.zeros_like(law).scatter(-1, best, 1.0), law)
     return law.masked_fill(broken[:, None], 0), broken
 
@@ -80,25 +84,27 @@ def legal_rows(logits: Tensor, forbidden: Tensor) -> tuple[Tensor, Tensor]:
     return scores.masked_fill(broken[:, None], 0), broken
 
 
-def nucleus_law(scores: Tensor, laws: Laws) -> Tensor:
-    """Softmax within the likeliest ids: top_k of them, and no more once their sum has reached top_p.
+def nucleus_law(scores: Tensor, full: Tensor, laws: Laws) -> Tensor:
+    """`full`, the softmax of scores, within the likeliest ids: top_k of them, and no more once their sum reached top_p.
 
     In ras top_p is a share of all ids, in standard sampling of what top_k left. Equal scores go in order of id.
     """
-    ranked, ids = scores.sort(dim=-1, descending=True, stable=True)
-    probs = ranked.softmax(-1)
-    probs = probs.masked_fill(torch.arange(probs.shape[-1], device=probs.device) >= laws.top_k, 0)
+    ranked = scores.topk(laws.widest, sorted=True).values
+    probs = (ranked - scores.logsumexp(-1, keepdim=True)).exp()
+    probs = probs.masked_fill(torch.arange(laws.widest, device=probs.device) >= laws.top_k, 0)
     sums = probs.cumsum(-1)
-    whole = torch.where(laws.standard, sums[:, -1:], 1.0)
-    outside = torch.zeros_like(probs, dtype=torch.bool)
-    outside[:, 1:] = sums[:, :-1] >= laws.top_p * whole
-    probs = probs.masked_fill(outside, 0)
-    return torch.zeros_like(probs).scatter(-1, ids, probs / probs.sum(-1, keepdim=True))
+    within = sums[:, :-1] < laws.top_p * torch.where(laws.standard, sums[:, -1:], 1.0)
+    within &= probs[:, 1:] > 0
+    size = 1 + within.sum(-1, keepdim=True)
+    last = ranked.gather(-1, size - 1)  # of equals at the border, those with the lowest ids come in
+    above, equal = scores > last, scores == last
+    kept = above | (equal & (equal.cumsum(-1) <= size - above.sum(-1, keepdim=True)))
+    nucleus = full.masked_fill(~kept, 0)
+    return nucleus / nucleus.sum(-1, keepdim=True)
 
 
-def ras_law(scores: Tensor, best: Tensor, nucleus: Tensor, repeated: Tensor) -> Tensor:
+def ras_law(scores: Tensor, full: Tensor, best: Tensor, nucleus: Tensor, repeated: Tensor) -> Tensor:
     """The closed form above. The best id stands apart: it alone can have nearly all mass, where 1 - Pf is all noise."""
-    full = scores.softmax(-1)
     struck = nucleus.masked_fill(~repeated, 0)
     after_best = scores.scatter(-1, best, -math.inf)
     alone = after_best.amax(-1, keepdim=True) == -math.inf  # the only legal id stays even when it repeats

@@ -90,11 +90,17 @@ class VllmStage0:
         self._speech = lm.speech_embedding.weight.detach().cpu()
         self._stop_ids = list(range(lm.config.speech_tokens, lm.config.rows))
         self._live: dict[int, _Stream] = {}
+        try:
+            folder = export_qwen2(lm, cache)
+        except OSError as refused:
+            raise EngineUnavailable(
+                f"the model cannot be written to {cache} ({refused}); set export_folder"
+            ) from refused
         memory: dict[str, Any] = {"gpu_memory_utilization": memory_share}
         if device.type == "cpu":
             memory = {"kv_cache_memory_bytes": cache_bytes(lm, max_streams), "enforce_eager": True}
         arguments = EngineArgs(
-            model=str(export_qwen2(lm, cache)),
+            model=str(folder),
             skip_tokenizer_init=True,
             generation_config="vllm",  # no defaults but ours
             dtype=str(self._speech.dtype).removeprefix("torch."),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runtime.errors import GenerationError
 from runtime.stage0.laws import Laws, next_token_law, pick, uniform
-from runtime.stage0.sampling import draw
+from runtime.stage0.sampling import candidates, draw
 from runtime.types import SamplingParams
 from tests import golden
 from tests.runtime.stage0.models import GREEDY, RAS, STANDARD
@@ -151,6 +151,17 @@ def test_nucleus_is_the_references(case):
     tensors = golden.load("ras")
     law = one_law(tensors[f"{case['name']}.logits"], RAS)
     assert law.nonzero().squeeze(1).tolist() == sorted(tensors[f"{case['name']}.candidate_ids"].tolist())
+
+
+@pytest.mark.parametrize("top_k", [1, 3, 25, 6760, 0])
+@pytest.mark.parametrize("top_p", [0.02, 0.8, 1.0])
+def test_equal_scores_come_in_by_order_of_id(top_k, top_p):
+    """Half precision gives many equal logits; which of them fill the last places is the sampler's choice too."""
+    row = torch.randint(0, 8, (V,), generator=seeded(3)).float() / 4
+    ids, probs = candidates(row.double().softmax(-1), top_p, top_k)
+    law = one_law(row, replace(RAS, top_k=top_k, top_p=top_p))
+    assert law.nonzero().squeeze(1).tolist() == ids.sort().values.tolist()
+    torch.testing.assert_close(law[ids], probs / probs.sum())
 
 
 @pytest.mark.parametrize("token", [0, 1, 6560, 6562])

@@ -97,6 +97,14 @@ def test_export_that_was_tampered_with_is_refused_at_load(tmp_path):
         VllmStage0(lm, DEVICE, tmp_path)
 
 
+def test_folder_that_cannot_be_written_is_refused_with_the_setting_to_change(tmp_path):
+    from runtime.stage0.vllm_engine import VllmStage0
+
+    (tmp_path / "file").touch()
+    with pytest.raises(EngineUnavailable, match=r"cannot be written to .*; set export_folder"):
+        VllmStage0(widened(seeded_lm()), DEVICE, tmp_path / "file")
+
+
 def test_devices_that_this_vllm_does_not_drive_are_refused():
     from runtime.stage0.vllm_engine import check_device
 
