@@ -1,6 +1,7 @@
 """How we run a model: engines, devices, precision, limits. Built once, in launch.py, and passed down."""
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
 from runtime.errors import EngineUnavailable
@@ -13,7 +14,9 @@ class EngineSettings:
     """One engine in one process."""
 
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
-    stage0: Literal["auto", "torch"] = "auto"
+    stage0: Literal["auto", "torch", "vllm"] = "auto"
+    stage0_memory_share: float = 0.2  # of the GPU's memory, with vllm; the rest is left to stage 1
+    export_folder: Path | None = None  # models written for engines that load from disk; None is ~/.cache/mynah
     estimator: Literal["auto", "torch"] = "auto"
     lm_precision: Precision = "float32"
     flow_precision: Precision = "float32"  # the vocoder stays in float32 (spec 9.31)
@@ -34,12 +37,14 @@ class EngineSettings:
         for name in ("max_streams", "max_waiting", "chunk_queue"):
             if given[name] < 1:
                 raise EngineUnavailable(f"{name} is {given[name]}; it must be at least 1")
+        if not 0 < self.stage0_memory_share < 1:
+            raise EngineUnavailable(f"stage0_memory_share is {self.stage0_memory_share}; it must be between 0 and 1")
         if self.sentence_pause_seconds < 0:
             raise EngineUnavailable(f"sentence_pause_seconds is {self.sentence_pause_seconds}; it must be 0 or more")
 
 
 _CHOICES = {
-    "stage0": ("auto", "torch"),
+    "stage0": ("auto", "torch", "vllm"),
     "estimator": ("auto", "torch"),
     "lm_precision": get_args(Precision),
     "flow_precision": get_args(Precision),

@@ -31,12 +31,14 @@ def test_flags_reach_the_settings() -> None:
         "81",
         "--device",
         "cpu",
+        "--stage0",
+        "vllm",
         "--precision",
         "bfloat16",
         "--fidelity",
         "official",
     ]
-    engine = EngineSettings(device="cpu", lm_precision="bfloat16", flow_precision="bfloat16", fidelity="official")
+    engine = EngineSettings("cpu", "vllm", lm_precision="bfloat16", flow_precision="bfloat16", fidelity="official")
     assert settings_of(*flags) == Settings("a/b", "llm.rl", "modelscope", "0.0.0.0", 81, False, engine=engine)
 
 
