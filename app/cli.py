@@ -1,7 +1,7 @@
 """The command line: flags, and `say`, which speaks into a file or a pipe without a page.
 
 Exit codes: 0 spoken, 1 the generation failed, 2 the input or the checkpoint is at fault, 130 interrupted. Everything
-that people read goes to stderr; stdout carries nothing but samples.
+that people read goes to stderr; stdout carries the samples, or the plan or list that was asked for.
 """
 
 import os
@@ -22,9 +22,11 @@ from runtime import (
     GenerationError,
     Precision,
     RequestError,
+    SpeechPlan,
     SpeechRequest,
     StreamStats,
     load_clip,
+    load_words,
 )
 
 PIPE = "-"
@@ -77,6 +79,10 @@ def _say_flags(say: ArgumentParser) -> None:
     words.add_argument("--source-audio", type=Path, default=None, help="convert this recording instead of a text")
     say.add_argument("--transcript", default=None, help="the words of the reference; makes the likeness closer")
     say.add_argument("--instruct", default=None, help="how to speak, in plain words")
+    say.add_argument("--words", type=Path, default=None, help="a word list: lines `word = reading`, or a JSON object")
+    say.add_argument(
+        "--plan", action="store_true", default=False, help="print the sentences and their seconds, no sound"
+    )
     say.add_argument("--out", type=Path, default=None, help="WAV file to write")
     say.add_argument(
         "--stream-to", choices=(PIPE,), default=None, help="write raw PCM16 mono to stdout while it is made"
@@ -104,7 +110,7 @@ def engine_settings(args: Namespace) -> EngineSettings:
 
 def read_request(args: Namespace) -> SpeechRequest:
     """Flags of `say` -> request. Reads every file, so that bad input shows before a model is loaded."""
-    if args.out is None and args.stream_to is None:
+    if args.out is None and args.stream_to is None and not args.plan:
         raise RequestError("nothing to write to; give --out FILE.wav, --stream-to - or both")
     if args.out is not None:
         _check_out(args.out)
@@ -119,11 +125,15 @@ def read_request(args: Namespace) -> SpeechRequest:
         streaming=args.streaming,
         normalize=args.normalize,
         trim=args.trim,
+        words={} if args.words is None else load_words(args.words),
     )
 
 
 def say(args: Namespace, request: SpeechRequest, engine: Engine) -> int:
     """Speaks one request into the outputs that were asked for; a file appears only when it is complete."""
+    if args.plan:
+        _print_plan(engine.plan(request))
+        return 0
     if not engine.checkpoint.makes_speech:
         tell(f"note: {NOISE_NOTICE}")
     try:
@@ -154,7 +164,7 @@ def say(args: Namespace, request: SpeechRequest, engine: Engine) -> int:
             )  # the interpreter flushes it once more at exit
         tell(f"error: the samples cannot be written: {failed.strerror}")
         return 1
-    _tell_figures(stream.stats, args.out)
+    _tell_figures(stream.stats, args.out, judge_lengths=engine.checkpoint.makes_speech)
     return 0
 
 
@@ -200,7 +210,19 @@ def _progress(seconds: float) -> "tqdm[NoReturn]":
     return tqdm(total=seconds, desc="speaking", file=sys.stderr, bar_format=layout, leave=True)
 
 
-def _tell_figures(stats: StreamStats, out: Path | None) -> None:
+def _print_plan(plan: SpeechPlan) -> None:
+    for number, sentence in enumerate(plan.sentences, 1):
+        if sentence.pause_before_seconds:
+            print(f"     {sentence.pause_before_seconds:5.2f} s  (pause)")
+        print(f"{number:4} {sentence.expected_seconds:5.1f} s  {sentence.text}")
+        if sentence.pause_after_seconds:
+            print(f"     {sentence.pause_after_seconds:5.2f} s  (pause)")
+    tell(f"{len(plan.sentences)} sentences, about {plan.expected_seconds:.0f} s, {plan.mode.value}")
+    for warning in plan.warnings:
+        tell(f"note: {warning}")
+
+
+def _tell_figures(stats: StreamStats, out: Path | None, *, judge_lengths: bool) -> None:
     made = figures(stats)
     tell(
         f"{made['seconds']:.2f} s of speech, first audio after {made['first_audio'] or 0:.2f} s, "
@@ -209,5 +231,11 @@ def _tell_figures(stats: StreamStats, out: Path | None) -> None:
     )
     for remark in remarks(stats):
         tell(f"note: {remark}")
+    for number, sentence in enumerate(stats.spoken, 1):
+        if judge_lengths and sentence.odd_length:
+            tell(
+                f"note: sentence {number} took {sentence.seconds:.1f} s where about {sentence.expected_seconds:.1f} s "
+                f"fit its text; listen to it, another seed may mend it: {sentence.text[:60]!r}"
+            )
     if out is not None:
         tell(f"wrote {out}")
