@@ -16,6 +16,8 @@ from tqdm import tqdm
 
 from app.audio_format import to_pcm16, wav_file
 from app.figures import NOISE_NOTICE, expected_seconds, figures, remarks
+from app.voice_commands import VOICES_HELP, add_voice_commands, tell
+from app.voices import VoiceLibrary
 from runtime import (
     Engine,
     EngineSettings,
@@ -43,6 +45,7 @@ def build_parser() -> ArgumentParser:
     )
     parser.add_argument("--host", help="address to listen on; 0.0.0.0 is every interface (default: this machine only)")
     parser.add_argument("--port", type=int, help="port of the page (default: 7860 or the next free one)")
+    parser.add_argument("--voices", type=Path, help=VOICES_HELP)
     parser.add_argument("--no-browser", dest="open_browser", action="store_false", help="do not open a browser")
     commands = parser.add_subparsers(dest="command", title="commands")
     say = commands.add_parser(
@@ -54,6 +57,7 @@ def build_parser() -> ArgumentParser:
         argument_default=SUPPRESS,
     )
     _say_flags(say)
+    add_voice_commands(commands)
     return parser
 
 
@@ -72,7 +76,10 @@ def _engine_flags() -> ArgumentParser:
 
 
 def _say_flags(say: ArgumentParser) -> None:
-    say.add_argument("--reference", type=Path, required=True, help="recording of the voice, 0.5 to 30 s")
+    voice = say.add_mutually_exclusive_group(required=True)
+    voice.add_argument("--reference", type=Path, default=None, help="recording of the voice, 0.5 to 30 s")
+    voice.add_argument("--voice", default=None, help="name of a saved voice, as `voices list` shows it")
+    say.add_argument("--voices", type=Path, help=VOICES_HELP)
     words = say.add_mutually_exclusive_group()
     words.add_argument("--text", default="", help="what to speak; - reads it from stdin")
     words.add_argument("--text-file", type=Path, default=None, help="a UTF-8 file with what to speak")
@@ -108,16 +115,23 @@ def engine_settings(args: Namespace) -> EngineSettings:
     return EngineSettings(**chosen)
 
 
-def read_request(args: Namespace) -> SpeechRequest:
+def read_request(args: Namespace, library: VoiceLibrary | None) -> SpeechRequest:
     """Flags of `say` -> request. Reads every file, so that bad input shows before a model is loaded."""
     if args.out is None and args.stream_to is None and not args.plan:
         raise RequestError("nothing to write to; give --out FILE.wav, --stream-to - or both")
     if args.out is not None:
         _check_out(args.out)
+    if args.voice is None:
+        reference, transcript = load_clip(args.reference), args.transcript
+    else:
+        if library is None:
+            raise RequestError("no voices are kept here; name their folder with --voices DIR")
+        reference, known = library.clip(args.voice), library.find(args.voice).transcript
+        transcript = known if args.transcript is None else args.transcript
     return SpeechRequest(
-        reference=load_clip(args.reference),
+        reference=reference,
         text=_read_text(args),
-        transcript=args.transcript,
+        transcript=transcript,
         instruction=args.instruct,
         source=None if args.source_audio is None else load_clip(args.source_audio),
         seed=args.seed,
@@ -166,11 +180,6 @@ def say(args: Namespace, request: SpeechRequest, engine: Engine) -> int:
         return 1
     _tell_figures(stream.stats, args.out, judge_lengths=engine.checkpoint.makes_speech)
     return 0
-
-
-def tell(line: str) -> None:
-    """To people, never into the stream of samples."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def _check_out(out: Path) -> None:

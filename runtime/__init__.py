@@ -10,7 +10,7 @@ from runtime.errors import (
     RequestError,
     SpeechError,
 )
-from runtime.frontend.audio import load_clip
+from runtime.frontend.audio import check_reference, load_clip
 from runtime.frontend.markup import load_words, parse_words
 from runtime.hub import OFFICIAL, resolve_checkpoint
 from runtime.pace import expected_seconds
@@ -52,6 +52,7 @@ __all__ = [
     "SpeechStream",
     "SpokenSentence",
     "StreamStats",
+    "check_reference",
     "expected_seconds",
     "load_clip",
     "load_words",
