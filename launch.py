@@ -48,11 +48,11 @@ def main(
 
 def read_settings(args: Namespace, environment: Mapping[str, str]) -> Settings:
     """Flags over what the place needs (a Space, or somebody's own machine) over the defaults."""
-    names = ("model", "lm", "source", "host", "port", "open_browser", "voices")
+    names = ("model", "lm", "source", "host", "port", "open_browser", "voices", "history")
     place: dict[str, Any] = (
         {"host": "0.0.0.0", "port": FIRST_PORT, "open_browser": False}
-        if "SPACE_ID" in environment  # its visitors are strangers to each other, so it keeps no voices
-        else {"voices": user_data_path("Mynah", appauthor=False) / "voices"}
+        if "SPACE_ID" in environment  # its visitors are strangers to each other, so it keeps neither voices nor jobs
+        else {name: user_data_path("Mynah", appauthor=False) / name for name in ("voices", "history")}
     )
     given = {name: value for name, value in vars(args).items() if name in names}
     return Settings(**(place | given), engine=engine_settings(args))

@@ -20,6 +20,7 @@ class Settings:
     port: int | None = None  # None is 7860, or the next free one
     open_browser: bool = True
     voices: Path | None = None  # where named voices are kept; None keeps them for a visit only
+    history: Path | None = None  # where finished jobs are kept, likewise
     page_streams: int = 4  # requests of pages that are spoken at the same time; further ones see their place in line
     page_waiting: int = 64
     largest_upload: str = "100mb"

@@ -79,6 +79,7 @@ class SpeechRequest:
     normalize: bool = True  # write numbers, units and symbols out as words
     trim: bool = False  # use the first 30 s of a longer reference
     words: Mapping[str, str] = field(default_factory=dict)  # readings, put in place of words before anything else
+    first_sentence: int = 0  # begins there, with the sound that it has in the whole: a broken job goes on
 
     @property
     def mode(self) -> Mode:
@@ -173,6 +174,7 @@ class PreparedSpeech:
     seed: int
     speed: float
     streaming: bool
+    first_sentence: int = 0  # the index that sentences[0] has in the whole text
     warnings: tuple[str, ...] = ()
 
 

@@ -166,7 +166,8 @@ class Stage0Worker(Worker):
             assert prompt is not None
             key = next(self._keys)
             try:
-                self._stage0.add(key, prompt, speech.sampling, _sentence_seed(speech.seed, speaking.sentence))
+                seed = _sentence_seed(speech.seed, speech.first_sentence + speaking.sentence)
+                self._stage0.add(key, prompt, speech.sampling, seed)
             except Exception as error:  # whatever it is, it belongs to this request
                 self._fail(speaking, _as_generation_error(error))
                 continue
@@ -318,7 +319,9 @@ class Stage1Worker(Worker):
         before = cut = after = 0
         if job.opens_sentence:
             pause = stream.speech.sentences[job.sentence].pause_before_seconds
-            before, cut = stream.silence.before(samples, pause or (self._pause_seconds if job.sentence else 0.0))
+            if not pause and stream.speech.first_sentence + job.sentence > 0:
+                pause = self._pause_seconds
+            before, cut = stream.silence.before(samples, pause)
         stream.silence.sent(samples[cut:])
         if job.ends_stream:
             after = stream.silence.after(stream.speech.sentences[job.sentence].pause_after_seconds)

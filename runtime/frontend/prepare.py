@@ -111,6 +111,7 @@ class Frontend:
             seed=secrets.randbits(31) if request.seed is None else request.seed,
             speed=request.speed,
             streaming=request.streaming,
+            first_sentence=request.first_sentence,
             warnings=tuple(warnings),
         )
 
@@ -144,7 +145,9 @@ class Frontend:
         warnings = notices(text, self._tokenizer.special_tokens)
         if request.mode is Mode.ZERO_SHOT and 2 * len(text) < len(request.transcript or ""):
             warnings.append("the text is much shorter than the transcript; such requests are spoken less reliably")
-        return pieces, warnings
+        if not 0 <= request.first_sentence < len(pieces):
+            raise RequestError(f"there is no sentence {request.first_sentence}; the text has {len(pieces)}, from 0")
+        return pieces[request.first_sentence :], warnings
 
     def _layout(self, request: SpeechRequest, text: str) -> tuple[list[int], list[int]]:
         """Token ids before a sentence, and of the sentence: control tokens included, exactly one marker."""

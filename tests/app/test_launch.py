@@ -23,7 +23,8 @@ def settings_of(*flags: str, environment: dict[str, str] | None = None) -> Setti
 def test_no_flags_mean_the_defaults() -> None:
     settings = settings_of()
     assert settings.voices is not None and settings.voices.is_absolute() and settings.voices.name == "voices"
-    assert dataclasses.replace(settings, voices=None) == Settings()
+    assert settings.history == settings.voices.with_name("history")
+    assert dataclasses.replace(settings, voices=None, history=None) == Settings()
 
 
 def test_flags_reach_the_settings() -> None:
@@ -41,9 +42,9 @@ def test_flags_reach_the_settings() -> None:
         "official",
     ]
     engine = EngineSettings(device="cpu", lm_precision="bfloat16", flow_precision="bfloat16", fidelity="official")
-    flags += ["--voices", "kept"]
+    flags += ["--voices", "kept", "--history", "made"]
     assert settings_of(*flags) == Settings(
-        "a/b", "llm.rl", "modelscope", "0.0.0.0", 81, False, voices=Path("kept"), engine=engine
+        "a/b", "llm.rl", "modelscope", "0.0.0.0", 81, False, voices=Path("kept"), history=Path("made"), engine=engine
     )
 
 
@@ -56,7 +57,7 @@ def test_a_space_is_reached_from_outside_unless_flags_say_otherwise() -> None:
     space = {"SPACE_ID": "somebody/mynah"}
     settings = settings_of(environment=space)
     assert (settings.host, settings.port, settings.open_browser) == ("0.0.0.0", 7860, False)
-    assert settings.voices is None  # its visitors are strangers to each other
+    assert settings.voices is settings.history is None  # its visitors are strangers to each other
     assert settings_of("--port", "81", environment=space).port == 81
 
 
