@@ -12,7 +12,7 @@ from typing import Any
 
 from platformdirs import user_data_path
 
-from app.cli import build_parser, engine_settings, read_request, say, tell
+from app.cli import build_parser, engine_settings, read_requests, say, tell
 from app.figures import NOISE_NOTICE
 from app.settings import FIRST_PORT, Settings
 from app.voice_commands import run_voice_command
@@ -31,9 +31,9 @@ def main(
         if args.command == "voices":
             return run_voice_command(args, library)
         if args.command == "say":
-            request = read_request(args, library)
+            requests = read_requests(args, library)
             with closing((open_engine or load_engine)(settings)) as engine:
-                return say(args, request, engine)
+                return say(args, requests, engine)
         listener = listen(settings.host, settings.port)
         with closing((open_engine or load_engine)(settings)) as engine:
             serve(engine, settings, listener)
