@@ -242,7 +242,7 @@ def _read_file(path: Path, flag: str) -> str:
 
 
 def _write_subtitles(stats: StreamStats, path: Path) -> None:
-    times = [(each.start_seconds, each.start_seconds + each.seconds, each.text) for each in stats.spoken]
+    times = [(each.start_seconds, each.start_seconds + each.seconds, each.written) for each in stats.spoken]
     path.write_text(subtitles(times, "vtt" if path.suffix.lower() == ".vtt" else "srt"), encoding="utf-8")
 
 
@@ -264,11 +264,17 @@ def _print_plan(plan: SpeechPlan) -> None:
         if sentence.pause_before_seconds:
             print(f"     {sentence.pause_before_seconds:5.2f} s  (pause)")
         print(f"{number:4} {sentence.expected_seconds:5.1f} s  {sentence.text}")
+        if _letters(sentence.written) != _letters(sentence.text):
+            print(f"              {' '.join(sentence.written.split())}")
         if sentence.pause_after_seconds:
             print(f"     {sentence.pause_after_seconds:5.2f} s  (pause)")
     tell(f"{len(plan.sentences)} sentences, about {plan.expected_seconds:.0f} s, {plan.mode.value}")
     for warning in plan.warnings:
         tell(f"note: {warning}")
+
+
+def _letters(text: str) -> str:
+    return "".join(filter(str.isalnum, text))
 
 
 def _tell_figures(stats: StreamStats, out: Path | None, *, judge_lengths: bool) -> None:

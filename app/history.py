@@ -102,7 +102,7 @@ class History:
         """Text of an srt or vtt file with a line for each finished sentence."""
         entry = self.find(id)
         rate = entry.sample_rate
-        return subtitles([(s.start / rate, (s.start + s.samples) / rate, s.text) for s in entry.sentences], kind)
+        return subtitles([(s.start / rate, (s.start + s.samples) / rate, s.written) for s in entry.sentences], kind)
 
     # Making
 
@@ -284,14 +284,16 @@ class Keeping:
         """Writes a sentence whose samples are all here, then names it in the entry."""
         assert self._stats is not None
         samples, self._parts = np.concatenate(self._parts), []
-        start, length, text, odd = self._begin, len(samples), "", False
+        start, length, text, written, odd = self._begin, len(samples), "", "", False
         if self._sentence < len(self._stats.spoken):
             spoken = self._stats.spoken[self._sentence]
             start, length, text, odd = spoken.start, spoken.samples, spoken.text, spoken.odd_length
+            written = spoken.written
         index = self._first + self._sentence
         kept = KeptSentence(
             index=index,
             text=text,
+            written=written,
             start=self._offset + start,
             samples=length,
             file=f"{index:04}.wav",

@@ -25,7 +25,8 @@ class KeptSentence(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     index: int
-    text: str
+    text: str  # as it was spoken
+    written: str
     start: int
     samples: int
     file: str = Field(pattern=r"^\d{4,}(-[0-9a-f]+)?\.wav$")

@@ -82,7 +82,7 @@ class Engine:
             sampling=speech.sampling,
             sentences=len(speech.sentences),
             sample_rate=rate,
-            spoken=[SpokenSentence(each.text, each.expected_seconds, rate) for each in speech.sentences],
+            spoken=[SpokenSentence(each.text, each.expected_seconds, rate, each.written) for each in speech.sentences],
             prepare_seconds=time.monotonic() - requested_at,
             warnings=list(speech.warnings),
         )

@@ -130,6 +130,7 @@ class Sentence:
     """One piece of a request, spoken by itself: a prompt for stage 0, or tokens that need no stage 0 (conversion)."""
 
     text: str  # as it is spoken
+    written: str = ""  # the part of the request's text that it came from
     prompt: Stage0Prompt | None = None
     tokens: Tensor | None = None  # [n] int64
     expected_seconds: float = 0.0  # of its sound, estimated from the text
@@ -142,6 +143,7 @@ class PlannedSentence:
     """A sentence before it is spoken."""
 
     text: str  # as it is spoken: figures, units and words of the list written out
+    written: str  # the part of the request's text that it came from
     expected_seconds: float  # of its speech, estimated
     pause_before_seconds: float
     pause_after_seconds: float
@@ -193,9 +195,10 @@ class AudioChunk:
 class SpokenSentence:
     """What became of a sentence. Positions in samples from the start of the stream; pauses belong to no sentence."""
 
-    text: str
+    text: str  # as it was spoken
     expected_seconds: float
     sample_rate: int
+    written: str = ""  # the part of the request's text that it came from
     start: int = 0
     samples: int = 0  # that were delivered
     tokens: int = 0  # speech tokens that were made

@@ -88,6 +88,7 @@ class Frontend:
             sentences = tuple(
                 Sentence(
                     piece.text,
+                    piece.written,
                     self._prompt(layout, mode, reference),
                     expected_seconds=expected_seconds(piece.text, request.speed),
                     pause_before_seconds=piece.pause_before_seconds,
@@ -119,7 +120,7 @@ class Frontend:
         """What `prepare` would have spoken, without a look at the reference; any clip will do. Raises RequestError."""
         _check_settings(request)
         if request.source is not None:
-            planned = PlannedSentence("", request.source.seconds / request.speed, 0.0, 0.0)
+            planned = PlannedSentence("", "", request.source.seconds / request.speed, 0.0, 0.0)
             return SpeechPlan(request.mode, (planned,), ())
         pieces, warnings = self._pieces(request)
         for piece in pieces[:1]:
@@ -127,6 +128,7 @@ class Frontend:
         sentences = (
             PlannedSentence(
                 piece.text,
+                piece.written,
                 expected_seconds(piece.text, request.speed),
                 piece.pause_before_seconds,
                 piece.pause_after_seconds,

@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import Literal
 
 from runtime.errors import RequestError
+from runtime.frontend.alignment import written_parts
 from runtime.frontend.markup import (
     LONGEST_GAP,
     apply_words,
@@ -61,6 +62,7 @@ class Piece:
     """One sentence as it is spoken, and the silence that was asked for around it."""
 
     text: str
+    written: str  # the part of the text that it came from
     pause_before_seconds: float = 0.0
     pause_after_seconds: float = 0.0  # the last piece only
 
@@ -89,7 +91,7 @@ class TextFrontend:
         """
         pieces: list[Piece] = []
         gap = 0.0
-        for passage in cut_at_pauses(text if fidelity == "official" else _clean(text)):
+        for passage in cut_at_pauses(text if fidelity == "official" else _clean(text, drop=())):
             gap += passage.pause_before_seconds
             if gap > LONGEST_GAP:
                 raise RequestError(f"the pauses in one place add up to more than {LONGEST_GAP:.0f} s; shorten them")
@@ -101,8 +103,9 @@ class TextFrontend:
             else:
                 texts = self._intended_pieces(written, normalize)
             if any(map(_is_speakable, texts)):
-                pieces.append(Piece(texts[0], pause_before_seconds=gap))
-                pieces += map(Piece, texts[1:])
+                parts = written_parts(passage.text, texts)
+                pieces.append(Piece(texts[0], parts[0], pause_before_seconds=gap))
+                pieces += map(Piece, texts[1:], parts[1:])
                 gap = 0.0
         if not pieces:
             shown = repr(text if len(text) <= 20 else text[:20] + "…")

@@ -39,7 +39,7 @@ def frontend(qwen: TextTokenizer) -> TextFrontend:
 )
 def test_a_pause_is_cut_out_of_the_text(frontend: TextFrontend, mark: str, seconds: float) -> None:
     pieces = frontend.pieces(f"First word {mark} second word")
-    assert pieces == [Piece("First word."), Piece("second word.", pause_before_seconds=seconds)]
+    assert pieces == [Piece("First word.", "First word"), Piece("second word.", "second word", seconds)]
 
 
 @pytest.mark.parametrize("fidelity", ["intended", "official"])
@@ -154,7 +154,7 @@ def test_words_come_before_figures_are_read(frontend: TextFrontend) -> None:
 
 def test_a_word_may_be_called_pause(frontend: TextFrontend) -> None:
     pieces = frontend.pieces("A pause [pause 1s] here", words={"pause": "break"})
-    assert pieces == [Piece("A break."), Piece("here.", 1.0)]
+    assert pieces == [Piece("A break.", "A pause"), Piece("here.", "here", 1.0)]
 
 
 def test_the_transcript_is_read_with_the_same_words(frontend: TextFrontend) -> None:
