@@ -12,7 +12,7 @@ import soundfile
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.audio_format import wav_file
-from app.voices import encode_clip
+from app.voice_files import encode_clip
 from runtime import EndReason, RequestError, SamplingParams, SpeechRequest, check_reference, load_clip
 
 ENTRY, WHOLE = "entry.json", "whole.wav"

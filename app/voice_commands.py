@@ -5,7 +5,8 @@ from argparse import SUPPRESS, ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from app.voices import Voice, VoiceLibrary, file_name
+from app.voice_files import file_name
+from app.voices import Voice, VoiceLibrary
 from runtime import RequestError
 
 VOICES_HELP = "folder of the saved voices (default: in the data folder of your user)"

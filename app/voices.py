@@ -10,13 +10,10 @@ with a dot, is never listed and goes with the next change. One lock file serves 
 """
 
 import hashlib
-import io
 import logging
-import os
 import shutil
 import unicodedata
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -25,21 +22,23 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Literal
 
-import numpy as np
-import soundfile
 from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from app.voice_files import (
+    LARGEST_CLIP,
+    LARGEST_RECORD,
+    LONGEST_NAME,
+    RECORD,
+    check_name,
+    encode_clip,
+    read_archive,
+    read_bounded,
+    write_durably,
+)
 from runtime import AudioClip, RequestError, check_reference, load_clip
 
 log = logging.getLogger(__name__)
-
-LONGEST_NAME = 80  # characters
-LARGEST_RECORD = 64 * 2**10  # bytes of voice.json
-LARGEST_CLIP = 64 * 2**20  # bytes; 30 s of float samples at the highest rate
-RECORD = "voice.json"
-_NOT_IN_NAMES = ':：/\\<>"|?*'  # a colon ends the name in a script; the others are no part of file names on Windows
-_RESERVED = {"CON", "PRN", "AUX", "NUL", *(f"{port}{n}" for port in ("COM", "LPT") for n in range(10))}
 
 
 class Consent(BaseModel):
@@ -117,7 +116,7 @@ class VoiceLibrary:
         name = check_name(name)
         if not consent.strip():
             raise RequestError('say whose voice it is and that they agreed, as in "my own voice"')
-        content = recording if isinstance(recording, bytes) else _read(recording, LARGEST_CLIP * 4)
+        content = recording if isinstance(recording, bytes) else read_bounded(recording, LARGEST_CLIP * 4)
         label = "the recording" if isinstance(recording, bytes) else recording.name
         clip, _ = check_reference(load_clip(content, label), trim=trim)
         now = datetime.now(UTC)
@@ -165,7 +164,7 @@ class VoiceLibrary:
 
         Raises RequestError for an archive that is anything else, or whose recording is not the one it was made with.
         """
-        record, content = _read_archive(archive)
+        record, content = read_archive(archive)
         try:
             voice = Voice.model_validate_json(record)
         except ValidationError as wrong:
@@ -185,7 +184,7 @@ class VoiceLibrary:
             if folder.name.startswith(".") or not folder.is_dir():
                 continue
             try:
-                found.append((Voice.model_validate_json(_read(folder / RECORD, LARGEST_RECORD)), folder))
+                found.append((Voice.model_validate_json(read_bounded(folder / RECORD, LARGEST_RECORD)), folder))
             except (RequestError, ValidationError) as broken:
                 log.warning("%s holds no voice: %s", folder, broken)
         return sorted(found, key=lambda each: each[0].saved)
@@ -220,8 +219,8 @@ class VoiceLibrary:
                 raise RequestError(f"{len(kept)} voices are kept, the limit; remove one first")
             unfinished = self.folder / f".new-{token_hex(8)}"
             unfinished.mkdir()
-            _write(unfinished / container, encoded)
-            _write(unfinished / RECORD, voice.model_dump_json(indent=2).encode())
+            write_durably(unfinished / container, encoded)
+            write_durably(unfinished / RECORD, voice.model_dump_json(indent=2).encode())
             unfinished.rename(self.folder / token_hex(8))
             if former:
                 self._discard(former[1])
@@ -239,7 +238,7 @@ class VoiceLibrary:
             except ValidationError as wrong:
                 raise RequestError(f"the voice cannot be changed: {_first_error(wrong)}") from wrong
             unfinished = folder / f".{RECORD}.{token_hex(4)}"
-            _write(unfinished, changed.model_dump_json(indent=2).encode())
+            write_durably(unfinished, changed.model_dump_json(indent=2).encode())
             unfinished.replace(folder / RECORD)
         return changed
 
@@ -264,90 +263,6 @@ class VoiceLibrary:
                 yield
         except OSError as failed:
             raise RequestError(f"the voices cannot be changed: {failed.strerror}") from failed
-
-
-def check_name(name: str) -> str:
-    """A name in any script, in one spelling. Raises RequestError for one that cannot be kept."""
-    name = " ".join(unicodedata.normalize("NFC", name).split())
-    if not name or len(name) > LONGEST_NAME:
-        raise RequestError(f"the name has {len(name)} characters; give it 1 to {LONGEST_NAME}")
-    for char in name:
-        if char in _NOT_IN_NAMES or unicodedata.category(char)[0] == "C":
-            raise RequestError(f"the name {name!r} holds {char!r}; leave it out")
-    return name
-
-
-def file_name(name: str, suffix: str = ".zip") -> str:
-    """A name for the export of a voice that every file system takes."""
-    stem = name.rstrip(". ") or "voice"
-    if stem.split(".")[0].upper() in _RESERVED or stem.startswith("."):
-        stem = f"voice {stem.lstrip('.')}"
-    while len((stem + suffix).encode()) > 200:
-        stem = stem[:-1]
-    return stem + suffix
-
-
-def encode_clip(clip: AudioClip) -> tuple[str, bytes]:
-    """A container that gives the same samples back: FLAC of 16 or 24 bits where that is exact, else float WAV."""
-    for bits in (16, 24) if clip.sample_rate <= 192_000 else ():
-        scaled = clip.samples.astype(np.float64) * 2 ** (bits - 1)
-        if np.array_equal(scaled, np.rint(scaled)) and -(2 ** (bits - 1)) <= scaled.min() <= scaled.max() < 2 ** (
-            bits - 1
-        ):
-            name, subtype = "clip.flac", f"PCM_{bits}"
-            break
-    else:
-        name, subtype = "clip.wav", "FLOAT"
-    file = io.BytesIO()
-    soundfile.write(file, clip.samples, clip.sample_rate, format=name[-4:].strip(".").upper(), subtype=subtype)
-    assert np.array_equal(load_clip(file.getvalue(), name).samples, clip.samples)
-    return name, file.getvalue()
-
-
-def _read_archive(path: Path) -> tuple[bytes, dict[str, bytes]]:
-    """The record and the recordings of an archive. Reads no more than a voice may hold, whatever the archive says."""
-    allowed = {RECORD: LARGEST_RECORD, "clip.flac": LARGEST_CLIP, "clip.wav": LARGEST_CLIP}
-    found: dict[str, bytes] = {}
-    try:
-        with zipfile.ZipFile(io.BytesIO(_read(path, LARGEST_CLIP + 2 * LARGEST_RECORD))) as archive:
-            names = archive.namelist()
-            methods = {entry.compress_type for entry in archive.infolist()}
-            if (
-                len(names) != 2
-                or not set(names) <= set(allowed)
-                or not methods
-                <= {
-                    zipfile.ZIP_STORED,
-                    zipfile.ZIP_DEFLATED,
-                }
-            ):
-                raise RequestError(f"{path.name} is no exported voice; it has to hold {RECORD} and one clip")
-            for name in names:
-                with archive.open(name) as part:
-                    found[name] = part.read(allowed[name] + 1)
-                if len(found[name]) > allowed[name]:
-                    raise RequestError(f"{path.name} holds a {name} of more than {allowed[name] >> 10} KiB")
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, ValueError) as broken:
-        raise RequestError(f"{path.name} is no zip file that can be read: {broken}") from broken
-    return found.pop(RECORD, b""), found
-
-
-def _read(path: Path, limit: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            content = file.read(limit + 1)
-    except OSError as failed:
-        raise RequestError(f"{path.name} cannot be read: {failed.strerror}") from failed
-    if len(content) > limit:
-        raise RequestError(f"{path.name} is larger than {limit >> 10} KiB")
-    return content
-
-
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())  # a rename must not reach the disk before what it names
 
 
 def _sha256(content: bytes) -> str:

@@ -16,7 +16,8 @@ import pytest
 import soundfile
 
 import launch
-from app.voices import LARGEST_CLIP, LONGEST_NAME, VoiceLibrary, encode_clip, file_name
+from app.voice_files import LARGEST_CLIP, LONGEST_NAME, encode_clip, file_name
+from app.voices import VoiceLibrary
 from runtime import AudioClip, RequestError, SpeechRequest, load_clip
 from tests.app.fake_engine import RATE, FakeEngine, tone
 from tests.conftest import TESTS
