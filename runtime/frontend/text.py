@@ -23,6 +23,7 @@ from runtime.frontend.markup import (
     mark_notices,
     without_pauses,
 )
+from runtime.frontend.pinyin import spell_pinyin
 from runtime.frontend.reading import Reader, is_han, is_kana
 from runtime.frontend.splitting import (
     HARD_LENGTH,
@@ -166,7 +167,7 @@ class TextFrontend:
 
     def _lines(self, text: str, normalize: bool) -> list[str]:
         """Cleaned and read lines, control tokens shielded. Lines without a word, such as `***`, are left out."""
-        text = drop_unknown_tags(_clean(text), self._shields)
+        text = spell_pinyin(drop_unknown_tags(_clean(text), self._shields), self._shields)
         text = self._any_token.sub(lambda match: self._shields[match[0]], strip_marker(text))
         lines = (" ".join(line.split()) for line in text.splitlines())
         lines = (self._reader.read(line) if normalize else line for line in lines)
@@ -194,7 +195,7 @@ def strip_marker(text: str) -> str:
 
 def notices(text: str, special_tokens: Sequence[str] = SPECIAL_TOKENS) -> list[str]:
     """What the listener should know before hearing the text; one sentence each."""
-    text = _clean(text, drop=())
+    text = spell_pinyin(_clean(text, drop=()), special_tokens)
     told = mark_notices(text, special_tokens)
     if scripts := _unknown_scripts(text):
         told.append(f"the model does not know this writing and will misread it: {', '.join(scripts)}")

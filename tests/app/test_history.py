@@ -221,11 +221,14 @@ for n in itertools.count(1):
             if event.split(".")[0] in ("open", "os", "shutil", "glob") and next(touches) == n:
                 os._exit(9)
         sys.addaudithook(die)
-        with history.begin(request, stats) as keeping:
-            for i in range(2):
-                keeping.take(AudioChunk(tone(i), 24000, i, i, i == 1))
-            stats.ended = EndReason.STOP
-        os._exit(0)
+        try:
+            with history.begin(request, stats) as keeping:
+                for i in range(2):
+                    keeping.take(AudioChunk(tone(i), 24000, i, i, i == 1))
+                stats.ended = EndReason.STOP
+            os._exit(0)
+        finally:
+            os._exit(1)
     ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if ended != 9:
         sys.exit(ended)

@@ -286,15 +286,18 @@ for n in itertools.count(1):
             if event.split(".")[0] in ("open", "os", "shutil", "fcntl", "glob") and next(touches) == n:
                 os._exit(9)
         sys.addaudithook(die)
-        library.add("Ada", clips["new"], consent="hers", transcript="new", replace=True)
-        os._exit(0)
+        try:
+            library.add("Ada", clips["new"], consent="hers", transcript="new", replace=True)
+            os._exit(0)
+        finally:
+            os._exit(1)
     ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     voice = library.find("Ada")
     clip = library.clip("Ada")  # held to its checksum
     left = sum(path.name.startswith(".new") or path.name.startswith(".gone") for path in library.folder.iterdir())
     print(voice.transcript, float(clip.samples[0]), left, flush=True)
-    if ended == 0:
-        break
+    if ended != 9:
+        sys.exit(ended)
 """
 
 

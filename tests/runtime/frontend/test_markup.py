@@ -111,8 +111,8 @@ def test_inline_pronunciations_reach_the_model_as_tokens(frontend: TextFrontend,
 
 
 def test_what_looks_like_a_sound_of_the_model_is_told(frontend: TextFrontend) -> None:
-    assert notices("Ha [laugh] [hao3] [1] [breath]") == [
-        "read as words, as the model has no such sound: [laugh] [hao3]"
+    assert notices("Ha [laugh] [foo3] [1] [breath]") == [
+        "read as words, as the model has no such sound: [laugh] [foo3]"
     ]
     assert "[laugh]" in frontend.sentences("Ha [laugh]")[0]
 
