@@ -21,7 +21,7 @@ from runtime.settings import EngineSettings
 from runtime.stage0.base import build_stage0
 from runtime.stage1.base import build_stage1
 from runtime.stream import SpeechStream
-from runtime.types import PreparedSpeech, SpeechRequest, StreamStats
+from runtime.types import PreparedSpeech, SpeechPlan, SpeechRequest, SpokenSentence, StreamStats
 from runtime.workers import ChunkJob, Stage0Worker, Stage1Worker
 
 
@@ -49,7 +49,6 @@ class Engine:
         )
         self._worker1 = Stage1Worker(
             self._stage1,
-            sample_rate=checkpoint.config.sample_rate,
             sentence_pause_seconds=self.settings.sentence_pause_seconds,
             on_sentence=lambda stream, sentence: self._worker0.post(self._worker0.sentence_begun, stream, sentence),
             on_death=self._worker_died,
@@ -61,6 +60,13 @@ class Engine:
         """Everything before the stages. Raises RequestError for what the caller can fix."""
         return self._frontend.prepare(request)
 
+    def plan(self, request: SpeechRequest) -> SpeechPlan:
+        """The sentences as they will be spoken, with estimated lengths. Looks at the text alone: any reference will do.
+
+        Raises RequestError for a text, word list, transcript or instruction that cannot be spoken.
+        """
+        return self._frontend.plan(request)
+
     def stream(self, request: SpeechRequest) -> SpeechStream:
         """Prepares a request now and speaks it once the stream is entered.
 
@@ -69,12 +75,14 @@ class Engine:
         requested_at = time.monotonic()
         self._check_open()
         speech = self.prepare(request)
+        rate = self.checkpoint.config.sample_rate
         stats = StreamStats(
             mode=speech.mode,
             seed=speech.seed,
             sampling=speech.sampling,
             sentences=len(speech.sentences),
-            sample_rate=self.checkpoint.config.sample_rate,
+            sample_rate=rate,
+            spoken=[SpokenSentence(each.text, each.expected_seconds, rate, each.written) for each in speech.sentences],
             prepare_seconds=time.monotonic() - requested_at,
             warnings=list(speech.warnings),
         )

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,6 +44,7 @@ class ChunkJob:
     tokens: Tensor  # [n] int64, from the start of the segment, look-ahead included
     is_last: bool  # of the segment
     opens_sentence: bool
+    ends_sentence: bool
     ends_stream: bool
 
 
@@ -166,7 +166,8 @@ class Stage0Worker(Worker):
             assert prompt is not None
             key = next(self._keys)
             try:
-                self._stage0.add(key, prompt, speech.sampling, _sentence_seed(speech.seed, speaking.sentence))
+                seed = _sentence_seed(speech.seed, speech.first_sentence + speaking.sentence)
+                self._stage0.add(key, prompt, speech.sampling, seed)
             except Exception as error:  # whatever it is, it belongs to this request
                 self._fail(speaking, _as_generation_error(error))
                 continue
@@ -196,11 +197,12 @@ class Stage0Worker(Worker):
         segment = speaking.segment
         assert segment is not None
         if len(segment.tokens) == self._capacity_tokens(speaking.stream):
-            self._cut(speaking, finished=True, ends_stream=False)
+            self._cut(speaking, finished=True)
             segment = speaking.segment = self._new_segment(speaking.stream)
         segment.tokens.append(token)
         speaking.stream.stats.tokens += 1
-        self._cut(speaking, finished=False, ends_stream=False)
+        speaking.stream.stats.spoken[speaking.sentence].tokens += 1
+        self._cut(speaking, finished=False)
 
     def _finish(self, speaking: Speaking, reason: EndReason) -> None:
         """The tokens of a sentence are complete."""
@@ -213,13 +215,13 @@ class Stage0Worker(Worker):
             text = stream.speech.sentences[speaking.sentence].text
             self._fail(speaking, GenerationError(f"the model gave no sound for {text[:60]!r}; try another seed"))
             return
-        is_final = speaking.sentence + 1 == len(stream.speech.sentences)
-        self._cut(speaking, finished=True, ends_stream=is_final)
+        self._cut(speaking, finished=True, ends_sentence=True)
         self._go_on(speaking)
 
-    def _cut(self, speaking: Speaking, *, finished: bool, ends_stream: bool) -> None:
+    def _cut(self, speaking: Speaking, *, finished: bool, ends_sentence: bool = False) -> None:
         segment = speaking.segment
         assert segment is not None
+        is_final = speaking.sentence + 1 == len(speaking.stream.speech.sentences)
         while cut := segment.schedule.next(len(segment.tokens), finished):
             self._hand_over(
                 ChunkJob(
@@ -229,7 +231,8 @@ class Stage0Worker(Worker):
                     torch.tensor(segment.tokens[: cut.tokens], dtype=torch.long),
                     is_last=cut.is_last,
                     opens_sentence=not speaking.opened,
-                    ends_stream=ends_stream and cut.is_last,
+                    ends_sentence=ends_sentence and cut.is_last,
+                    ends_stream=ends_sentence and is_final and cut.is_last,
                 )
             )
             speaking.opened = True
@@ -256,14 +259,13 @@ class Stage1Worker(Worker):
         self,
         stage1: Stage1,
         *,
-        sample_rate: int,
         sentence_pause_seconds: float,
         on_sentence: Callable[[SpeechStream, int], None],
         on_death: Callable[[BaseException], None],
     ) -> None:
         super().__init__("mynah-stage1", on_death)
         self._stage1 = stage1
-        self._pause = np.zeros(round(sentence_pause_seconds * sample_rate), np.float32)
+        self._pause_seconds = sentence_pause_seconds
         self._on_sentence = on_sentence
         self._jobs: dict[SpeechStream, deque[ChunkJob]] = {}  # in the order of their turns
 
@@ -314,10 +316,23 @@ class Stage1Worker(Worker):
         samples = self._stage1.decode(segment.state, job.tokens, is_last=job.is_last).numpy()
         stream.stats.stage1_seconds += time.perf_counter() - began
         stream.stats.clipped_samples += segment.state.clipped - clipped
-        if job.opens_sentence and job.sentence > 0:
-            samples = np.concatenate([self._pause, samples])
-        if len(samples) or job.ends_stream:
-            stream.deliver(samples, job.sentence, is_last=job.ends_stream)
+        before = cut = after = 0
+        if job.opens_sentence:
+            pause = stream.speech.sentences[job.sentence].pause_before_seconds
+            if not pause and stream.speech.first_sentence + job.sentence > 0:
+                pause = self._pause_seconds
+            before, cut = stream.silence.before(samples, pause)
+        stream.silence.sent(samples[cut:])
+        if job.ends_stream:
+            after = stream.silence.after(stream.speech.sentences[job.sentence].pause_after_seconds)
+        if len(samples) + before + after or job.ends_sentence:
+            stream.deliver(
+                samples[cut:],
+                job.sentence,
+                is_last=job.ends_stream,
+                ends_sentence=job.ends_sentence,
+                silence=(before, after),
+            )
         if job.ends_stream:
             stream.end(EndReason.LENGTH if stream.stats.length_capped else EndReason.STOP)
 
