@@ -14,7 +14,7 @@ class EngineSettings:
 
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
     stage0: Literal["auto", "torch"] = "auto"
-    estimator: Literal["auto", "torch"] = "auto"
+    estimator: Literal["auto", "torch", "packed"] = "auto"  # auto is packed; torch is the plain one, and slower
     lm_precision: Precision = "float32"
     flow_precision: Precision = "float32"  # the vocoder stays in float32 (spec 9.31)
     fidelity: Literal["intended", "official"] = "intended"  # official keeps the reference's oddities (spec 9)
@@ -24,6 +24,7 @@ class EngineSettings:
     chunk_queue: int = 4  # chunks made ahead of a consumer that does not read
     sentence_pause_seconds: float = 0.0
     reference_cache_bytes: int = 256 * 2**20
+    voice_kv_bytes: int | None = None  # what the flow may keep of prompts; None: 6 GiB on a GPU, 512 MiB on a CPU
     onnx_threads: int = 0  # 0 leaves it to onnxruntime
 
     def __post_init__(self) -> None:
@@ -34,13 +35,15 @@ class EngineSettings:
         for name in ("max_streams", "max_waiting", "chunk_queue"):
             if given[name] < 1:
                 raise EngineUnavailable(f"{name} is {given[name]}; it must be at least 1")
+        if self.voice_kv_bytes is not None and self.voice_kv_bytes < 0:
+            raise EngineUnavailable(f"voice_kv_bytes is {self.voice_kv_bytes}; it must be 0 or more")
         if self.sentence_pause_seconds < 0:
             raise EngineUnavailable(f"sentence_pause_seconds is {self.sentence_pause_seconds}; it must be 0 or more")
 
 
 _CHOICES = {
     "stage0": ("auto", "torch"),
-    "estimator": ("auto", "torch"),
+    "estimator": ("auto", "torch", "packed"),
     "lm_precision": get_args(Precision),
     "flow_precision": get_args(Precision),
     "fidelity": ("intended", "official"),
