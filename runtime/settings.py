@@ -19,6 +19,7 @@ class EngineSettings:
     flow_precision: Precision = "float32"  # the vocoder stays in float32 (spec 9.31)
     fidelity: Literal["intended", "official"] = "intended"  # official keeps the reference's oddities (spec 9)
     final_attention: Literal["full", "chunked"] = "full"  # of a stream's last chunk; official is full (spec 6.2)
+    hops: Literal["auto", "latency", "throughput"] = "auto"  # auto is throughput on a CPU, unless it is to be official
     max_streams: int = 64  # spoken at the same time
     max_waiting: int = 256  # further requests that may wait for their turn
     chunk_queue: int = 4  # chunks made ahead of a consumer that does not read
@@ -47,5 +48,6 @@ _CHOICES = {
     "lm_precision": get_args(Precision),
     "flow_precision": get_args(Precision),
     "fidelity": ("intended", "official"),
+    "hops": ("auto", "latency", "throughput"),
     "final_attention": ("full", "chunked"),
 }
