@@ -15,6 +15,7 @@ from types import TracebackType
 import torch
 
 from runtime.checkpoint import Checkpoint
+from runtime.chunking import HopPlan
 from runtime.errors import EngineUnavailable, GenerationError, Overloaded
 from runtime.frontend.prepare import Frontend
 from runtime.settings import EngineSettings
@@ -23,6 +24,11 @@ from runtime.stage1.base import build_stage1
 from runtime.stream import SpeechStream
 from runtime.types import PreparedSpeech, SpeechPlan, SpeechRequest, SpokenSentence, StreamStats
 from runtime.workers import ChunkJob, Stage0Worker, Stage1Worker
+
+HOPS: dict[HopPlan, str] = {
+    "latency": "growing (latency)",
+    "throughput": "one, then the rest (throughput)",
+}
 
 
 class Engine:
@@ -36,12 +42,14 @@ class Engine:
         self._frontend = Frontend(checkpoint, self.settings)
         self._stage0 = build_stage0(checkpoint, self.settings, device)
         self._stage1 = build_stage1(checkpoint, self.settings, device)
+        self._hops = resolve_hops(self.settings, device)
         self._lock = threading.Lock()
         self._streams: set[SpeechStream] = set()
         self._closed: str | None = None  # why no more requests are taken
         self._worker0 = Stage0Worker(
             self._stage0,
             checkpoint.config,
+            hops=self._hops,
             max_streams=self.settings.max_streams,
             capacity_tokens=lambda stream: self._stage1.capacity_tokens(stream.speech.reference),
             hand_over=self._hand_over,
@@ -105,6 +113,7 @@ class Engine:
             **self._frontend.describe(),
             **{f"stage 0 {name}": value for name, value in self._stage0.describe().items()},
             **self._stage1.describe(),
+            "hops": HOPS[self._hops],
         }
 
     @property
@@ -173,3 +182,10 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise EngineUnavailable(f"device {name!r} was asked for, but {torch.cuda.device_count()} CUDA devices are here")
     return device
+
+
+def resolve_hops(settings: EngineSettings, device: torch.device) -> HopPlan:
+    """On a CPU the arithmetic of a second hop costs more than the wait it saves."""
+    if settings.hops != "auto":
+        return settings.hops
+    return "throughput" if device.type == "cpu" and settings.fidelity == "intended" else "latency"

@@ -17,16 +17,18 @@ class EngineSettings:
     stage0: Literal["auto", "torch", "vllm"] = "auto"
     stage0_memory_share: float = 0.2  # of the GPU's memory, with vllm; the rest is left to stage 1
     export_folder: Path | None = None  # models written for engines that load from disk; None is ~/.cache/mynah
-    estimator: Literal["auto", "torch"] = "auto"
+    estimator: Literal["auto", "torch", "packed"] = "auto"  # auto is packed; torch is the plain one, and slower
     lm_precision: Precision = "float32"
     flow_precision: Precision = "float32"  # the vocoder stays in float32 (spec 9.31)
     fidelity: Literal["intended", "official"] = "intended"  # official keeps the reference's oddities (spec 9)
     final_attention: Literal["full", "chunked"] = "full"  # of a stream's last chunk; official is full (spec 6.2)
+    hops: Literal["auto", "latency", "throughput"] = "auto"  # auto is throughput on a CPU, unless it is to be official
     max_streams: int = 64  # spoken at the same time
     max_waiting: int = 256  # further requests that may wait for their turn
     chunk_queue: int = 4  # chunks made ahead of a consumer that does not read
     sentence_pause_seconds: float = 0.0
     reference_cache_bytes: int = 256 * 2**20
+    voice_kv_bytes: int | None = None  # what the flow may keep of prompts; None: 6 GiB on a GPU, 512 MiB on a CPU
     onnx_threads: int = 0  # 0 leaves it to onnxruntime
 
     def __post_init__(self) -> None:
@@ -39,15 +41,18 @@ class EngineSettings:
                 raise EngineUnavailable(f"{name} is {given[name]}; it must be at least 1")
         if not 0 < self.stage0_memory_share < 1:
             raise EngineUnavailable(f"stage0_memory_share is {self.stage0_memory_share}; it must be between 0 and 1")
+        if self.voice_kv_bytes is not None and self.voice_kv_bytes < 0:
+            raise EngineUnavailable(f"voice_kv_bytes is {self.voice_kv_bytes}; it must be 0 or more")
         if self.sentence_pause_seconds < 0:
             raise EngineUnavailable(f"sentence_pause_seconds is {self.sentence_pause_seconds}; it must be 0 or more")
 
 
 _CHOICES = {
     "stage0": ("auto", "torch", "vllm"),
-    "estimator": ("auto", "torch"),
+    "estimator": ("auto", "torch", "packed"),
     "lm_precision": get_args(Precision),
     "flow_precision": get_args(Precision),
     "fidelity": ("intended", "official"),
+    "hops": ("auto", "latency", "throughput"),
     "final_attention": ("full", "chunked"),
 }

@@ -13,7 +13,7 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from runtime.chunking import ChunkSchedule, SilenceThinner
+from runtime.chunking import ChunkSchedule, HopPlan, SilenceThinner
 from runtime.config import ModelConfig
 from runtime.errors import GenerationError, SpeechError
 from runtime.stage0.base import Stage0
@@ -73,6 +73,7 @@ class Stage0Worker(Worker):
         stage0: Stage0,
         config: ModelConfig,
         *,
+        hops: HopPlan,
         max_streams: int,
         capacity_tokens: Callable[[SpeechStream], int],
         hand_over: Callable[[ChunkJob], None],
@@ -81,6 +82,7 @@ class Stage0Worker(Worker):
         super().__init__("mynah-stage0", on_death)
         self._stage0 = stage0
         self._config = config
+        self._hops = hops
         self._max_streams = max_streams
         self._capacity_tokens = capacity_tokens
         self._hand_over = hand_over
@@ -241,6 +243,7 @@ class Stage0Worker(Worker):
         return Segment(
             ChunkSchedule(
                 len(stream.speech.reference.speech_tokens),
+                hops=self._hops,
                 grid=self._config.chunk_tokens,
                 lookahead=self._config.flow.lookahead_tokens,
                 streaming=stream.speech.streaming,

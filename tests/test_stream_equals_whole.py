@@ -11,6 +11,7 @@ and the sound end to end to 5e-3 but for a few samples in a thousand (the flow i
 """
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -43,22 +44,29 @@ def tokens(io: dict[str, Tensor]) -> Tensor:
     return io["token"][0].long()
 
 
-@pytest.fixture(scope="module")
-def official() -> Stage1:
-    return tiny_stage1()
+@pytest.fixture(scope="module", params=["torch", "packed", "packed, nothing kept"])
+def path(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Every way in which a hop may be computed."""
+    estimator, _, nothing = request.param.partition(", ")
+    return {"estimator": estimator, "voice_kv_bytes": 0 if nothing else None}
 
 
 @pytest.fixture(scope="module")
-def causal() -> Stage1:
-    return tiny_stage1("chunked")
+def official(path: dict[str, Any]) -> Stage1:
+    return tiny_stage1(**path)
 
 
 @pytest.fixture(scope="module")
-def exact() -> Stage1:
+def causal(path: dict[str, Any]) -> Stage1:
+    return tiny_stage1("chunked", **path)
+
+
+@pytest.fixture(scope="module")
+def exact(path: dict[str, Any]) -> Stage1:
     """Chunk-masked to the end, with the estimator in float64."""
     flow = tiny_flow()
     flow.estimator.double()
-    return tiny_stage1("chunked", flow)
+    return tiny_stage1("chunked", flow, **path)
 
 
 def cut(prompt: int, hops: list[int]) -> list[int]:
@@ -69,7 +77,7 @@ def cut(prompt: int, hops: list[int]) -> list[int]:
 def assert_official_sound(samples: Tensor, expected: Tensor) -> None:
     assert samples.shape == expected.shape
     deviation = (samples - expected).abs()
-    assert float((deviation > 5e-3).float().mean()) < 2e-3
+    assert float((deviation > 5e-3).float().mean()) < 5e-3
     assert float(deviation.max()) < 3e-2
     assert float(deviation.square().mean().sqrt()) < 1e-3
 

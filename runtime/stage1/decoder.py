@@ -2,7 +2,8 @@
 
 Shapes: n generated tokens (25 Hz) after P prompt tokens, F prompt mel frames (50 Hz), M mel bins, S samples (24 kHz).
 Each chunk solves the flow over prompt and all tokens so far, hands on the frames that are new, and lets the vocoder
-continue from where it stands (spec 6.2). What a stream carries between chunks is its `Stage1State`.
+continue from where it stands (spec 6.2). What a stream carries between chunks is its `Stage1State`. A streaming solve
+leaves out the finished blocks of the prompt, which are solved once per voice (`past.py`).
 """
 
 from dataclasses import dataclass
@@ -14,19 +15,23 @@ from torch import Tensor
 from runtime.errors import GenerationError
 from runtime.stage1.conditioning import Flow, prompt_condition
 from runtime.stage1.noise import FLOW_FRAMES, NoiseBank
-from runtime.stage1.solver import solve
+from runtime.stage1.past import Past, VoiceCache
+from runtime.stage1.solver import Piece
 from runtime.stage1.speed import Stretch
 from runtime.stage1.vocoder import Vocoder, VocoderState
 from runtime.types import PreparedReference
 
 if TYPE_CHECKING:  # base.py builds what stands on this file
-    from runtime.stage1.base import FlowEstimator
+    from runtime.stage1.base import FlowSolver
+
+VOICE_KV_BYTES = {"cuda": 6 * 2**30, "cpu": 512 * 2**20}
 
 
 @dataclass(slots=True, eq=False)
 class Stage1State:
     """One segment of speech on its way through stage 1."""
 
+    voice: str  # content key of the reference
     prompt_tokens: Tensor  # [P] int64
     prompt_mel: Tensor  # [1, M, F] float32
     speaker: Tensor  # [1, M], normalised and projected
@@ -45,18 +50,22 @@ class Stage1:
     def __init__(
         self,
         flow: Flow,
-        estimator: "FlowEstimator",
+        solver: "FlowSolver",
         vocoder: Vocoder,
         noise: NoiseBank,
+        *,
         final_attention: Literal["full", "chunked"] = "full",
+        voice_kv_bytes: int | None = None,
     ) -> None:
         self._flow = flow
-        self._estimator = estimator
+        self._solver = solver
         self._vocoder = vocoder
         self._noise = noise
         self._final_attention = final_attention
         self._config = flow.config
         self._device = flow.input_embedding.weight.device
+        limit = VOICE_KV_BYTES[self._device.type] if voice_kv_bytes is None else voice_kv_bytes
+        self.voices = VoiceCache(limit if solver.keeps_past else 0)
 
     @torch.inference_mode()
     def open(self, reference: PreparedReference, *, speed: float = 1.0) -> Stage1State:
@@ -74,6 +83,7 @@ class Stage1:
         self._check_tokens(tokens)
         mel, speaker = (part.to(self._device, torch.float32) for part in (mel, speaker))
         return Stage1State(
+            voice=reference.key,
             prompt_tokens=tokens.to(self._device, torch.long),
             prompt_mel=mel.T[None],
             speaker=self._flow.speaker(speaker[None]),
@@ -120,9 +130,9 @@ class Stage1:
                 f"a chunk may end at a multiple of {grid} tokens from the start of the prompt, not at "
                 f"{frames // config.mel_per_token}: its last frames would change with the next chunk"
             )
-        mel = self._solve(state, tokens, frames, is_last=is_last)[:, prompt_frames + state.mel_frames :]
-        if not torch.isfinite(mel).all():
-            raise GenerationError("the flow gave NaN or infinite mel; this segment cannot go on")
+        mel = self._solve(state, tokens, frames, is_last=is_last)
+        mel = mel[:, prompt_frames + state.mel_frames - frames :].float()
+        self._check_mel(mel)
         state.mel_frames = frames - prompt_frames
         return mel
 
@@ -133,27 +143,67 @@ class Stage1:
     def describe(self) -> dict[str, str]:
         """What runs, for people and for the metadata of a response."""
         return {
-            "flow estimator": self._estimator.name,
-            "flow precision": str(self._estimator.dtype).removeprefix("torch."),
+            "flow estimator": self._solver.name,
+            "flow precision": str(self._solver.dtype).removeprefix("torch."),
             "stage 1 device": str(self._device),
+            "kept of prompts": f"at most {self.voices.limit_bytes / 2**20:.0f} MiB",
             "attention of the last chunk": "full"
             if self._final_attention == "full"
             else "chunked (not the official one)",
         }
 
     def _solve(self, state: Stage1State, tokens: Tensor, frames: int, *, is_last: bool) -> Tensor:
-        """Mel [M, frames] of prompt and tokens."""
+        """The mel of prompt and tokens, or the last of so many frames: what is new is among them."""
         everything = torch.cat((state.prompt_tokens, tokens.to(self._device, torch.long)))
-        return solve(
-            self._estimator,
-            self._noise.flow_noise(frames)[None],
-            self._flow.mu(everything[None], is_last=is_last),
-            state.speaker,
-            prompt_condition(state.prompt_mel, frames),
-            steps=self._config.euler_steps,
-            rate=self._config.guidance_rate,
-            chunked=not is_last or self._final_attention == "chunked",
-        )[0]
+        chunked = not is_last or self._final_attention == "chunked"
+        past = self._voice_past(state) if chunked else None
+        piece = self._piece(state, self._flow.mu(everything[None], is_last=is_last), frames, chunked, past)
+        (solved,) = self._solver.solve([piece])
+        return solved.mel
+
+    def _piece(
+        self,
+        state: Stage1State,
+        mu: Tensor,
+        frames: int,
+        chunked: bool,
+        past: Past | None = None,
+        keep: tuple[int, ...] = (),
+    ) -> Piece:
+        """The frames up to a count that are not in the past."""
+        start = past.frames if past else 0
+        noise = self._noise.flow_noise(frames)
+        cond = prompt_condition(state.prompt_mel, frames)[0]
+        return Piece(
+            noise[:, start:], mu[0, :, start:frames], cond[:, start:], state.speaker[0], chunked, past=past, keep=keep
+        )
+
+    def _voice_past(self, state: Stage1State) -> Past | None:
+        """The finished blocks of the prompt that no generated token reaches through the look-ahead.
+
+        Unless they are kept they are solved by themselves, so that a hop is the same computation, bit for bit, whether
+        its voice is known, new, or too large to be kept.
+        """
+        tokens = len(state.prompt_tokens) - self._config.lookahead_tokens
+        frames = min(self._config.mel_per_token * tokens, state.prompt_mel.shape[-1])
+        frames -= frames % self._config.dit.chunk_frames
+        if frames <= 0 or not self.voices.limit_bytes:
+            return None
+        past = self.voices.get(state.voice)
+        if past is not None:
+            return past
+        fits = self.voices.make_room(self._solver.past_bytes(frames))
+        mu = self._flow.mu(state.prompt_tokens[None], is_last=False)
+        (solved,) = self._solver.solve([self._piece(state, mu, frames, chunked=True, keep=(frames,))])
+        self._check_mel(solved.mel)
+        (past,) = solved.pasts
+        if fits:
+            self.voices.put(state.voice, past)
+        return past
+
+    def _check_mel(self, mel: Tensor) -> None:
+        if not torch.isfinite(mel).all():
+            raise GenerationError("the flow gave NaN or infinite mel; this segment cannot go on")
 
     def _capacity(self, prompt_tokens: int, prompt_frames: int) -> int:
         ratio = self._config.mel_per_token
