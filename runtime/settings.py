@@ -13,7 +13,7 @@ Precision = Literal["float32", "bfloat16", "float16"]
 class EngineSettings:
     """One engine in one process."""
 
-    device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
+    device: str = "auto"  # auto, cpu, cuda, cuda:1
     stage0: Literal["auto", "torch", "vllm"] = "auto"
     stage0_memory_share: float = 0.2  # of the GPU's memory, with vllm; the rest is left to stage 1
     export_folder: Path | None = None  # models written for engines that load from disk; None is ~/.cache/mynah
