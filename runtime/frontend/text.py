@@ -193,10 +193,10 @@ def strip_marker(text: str) -> str:
     return rest
 
 
-def notices(text: str, special_tokens: Sequence[str] = SPECIAL_TOKENS) -> list[str]:
+def notices(text: str, special_tokens: Sequence[str] = SPECIAL_TOKENS, fidelity: Fidelity = "intended") -> list[str]:
     """What the listener should know before hearing the text; one sentence each."""
     text = spell_pinyin(_clean(text, drop=()), special_tokens)
-    told = mark_notices(text, special_tokens)
+    told = [] if fidelity == "official" else mark_notices(text, special_tokens)
     if scripts := _unknown_scripts(text):
         told.append(f"the model does not know this writing and will misread it: {', '.join(scripts)}")
     if skipped := unreadable(text):

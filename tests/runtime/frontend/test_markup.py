@@ -83,6 +83,7 @@ def test_other_pause_marks_and_tags_are_not_read_and_told(frontend: TextFrontend
     assert frontend.sentences(text) == ["Wait here now go."]
     (told,) = notices(text)
     assert all(tag in told for tag in ("{pause}", '<emphasis level="strong">', "</b>", "[pause 1.5s]"))
+    assert notices(text, fidelity="official") == []  # there they are text
     assert notices('a [pause 1s] b <break time="1s"/>') == []
 
 
