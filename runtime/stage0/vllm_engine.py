@@ -78,11 +78,12 @@ class VllmStage0:
         fidelity: Literal["intended", "official"] = "intended",
         memory_share: float = 0.2,
         tokens_per_output: int = 1,
+        eager: bool = False,
     ) -> None:
         """Exports the model into `cache` unless it is there, starts vLLM on it and lets it speak once.
 
-        `memory_share` is the part of the GPU's memory that this process may hold when vLLM has taken its own; more
-        `tokens_per_output` save some work per token and cost waiting.
+        `memory_share` is the part of the GPU's memory that vLLM takes; more `tokens_per_output` save some work per
+        token and cost waiting; `eager` starts in seconds, without compiling or capturing, and steps slowly.
         """
         check_device(device)
         self._config, self._ids = lm.config, TokenIds.of(lm.config, fidelity)
@@ -98,7 +99,7 @@ class VllmStage0:
             ) from refused
         memory: dict[str, Any] = {"gpu_memory_utilization": memory_share}
         if device.type == "cpu":
-            memory = {"kv_cache_memory_bytes": cache_bytes(lm, max_streams), "enforce_eager": True}
+            memory = {"kv_cache_memory_bytes": cache_bytes(lm, max_streams)}
         arguments = EngineArgs(
             model=str(folder),
             skip_tokenizer_init=True,
@@ -111,6 +112,7 @@ class VllmStage0:
             enable_prefix_caching=False,  # prompts differ from their second position on
             async_scheduling=False,  # a draw must know the tokens before it
             stream_interval=tokens_per_output,
+            enforce_eager=eager or device.type == "cpu",
             disable_log_stats=True,
             logits_processors=[f"{Draws.__module__}:{Draws.__qualname__}"],
             additional_config={OURS: asdict(self._ids)},  # plain values: vLLM hashes them as JSON
@@ -210,6 +212,7 @@ class VllmStage0:
             "key/value heads": (model.get_total_num_kv_heads(), self._config.qwen.num_key_value_heads),
             "ids": (model.get_vocab_size(), self._config.rows),
             "end id": (model.hf_config.eos_token_id, self._config.eos),
+            "precision": (model.dtype, self._speech.dtype),
             "stop ids": (sorted(params.all_stop_token_ids), self._stop_ids),
         }
         wrong = [f"{name} {theirs}, not {ours}" for name, (theirs, ours) in claims.items() if theirs != ours]

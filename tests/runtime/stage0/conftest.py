@@ -28,7 +28,8 @@ def build_vllm(tmp_path_factory) -> Callable[..., Stage0]:
             digest.update(weight.numpy().data)
         key = (digest.hexdigest(), max_streams, fidelity)
         if key not in started or started[key].live_streams:
-            started[key] = VllmStage0(widened(lm), device, folder, max_streams, fidelity)
+            # On a GPU all of them live beside each other, and none is worth compiling.
+            started[key] = VllmStage0(widened(lm), device, folder, max_streams, fidelity, 0.02, eager=True)
         return started[key]
 
     return build

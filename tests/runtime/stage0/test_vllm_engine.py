@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,7 +57,8 @@ def test_greedy_request_sounds_as_with_the_torch_engine(wide_checkpoint, voice, 
     wish = SpeechRequest(reference=voice, text="The quick brown fox jumps.", seed=7, sampling=GREEDY)
     heard = {}
     for stage0 in ("torch", "vllm"):
-        with Engine(wide_checkpoint, EngineSettings(stage0=stage0, export_folder=tmp_path)) as engine:
+        settings = EngineSettings(stage0=stage0, export_folder=tmp_path, stage0_memory_share=0.05)
+        with Engine(wide_checkpoint, settings) as engine:
             assert engine.describe()["stage 0 engine"] == stage0
             with engine.stream(wish) as stream:
                 heard[stage0] = np.concatenate([chunk.samples for chunk in stream])
@@ -67,21 +69,24 @@ def test_greedy_request_sounds_as_with_the_torch_engine(wide_checkpoint, voice, 
 
 def test_sampled_request_is_the_same_again_and_leaves_nothing(wide_checkpoint, voice, tmp_path):
     wish = SpeechRequest(reference=voice, text="The quick brown fox jumps.", seed=7)
-    with Engine(wide_checkpoint, EngineSettings(stage0="vllm", export_folder=tmp_path, max_streams=4)) as engine:
-        sounds = []
+    settings = EngineSettings(stage0="vllm", export_folder=tmp_path, stage0_memory_share=0.05)
+    sounds, dropped = [], threading.Event()
+    with Engine(wide_checkpoint, settings) as engine:
         for seed in (7, 7, 8):
             with engine.stream(replace(wish, seed=seed)) as stream:
                 sounds.append(np.concatenate([chunk.samples for chunk in stream]))
         with engine.stream(wish) as cancelled:
             next(iter(cancelled))
+        engine._worker0.post(dropped.set)  # comes after the call that drops the stream
+        assert dropped.wait(30)
+        assert engine._stage0.live_streams == 0
         np.testing.assert_array_equal(sounds[0], sounds[1])
         assert sounds[0].shape != sounds[2].shape or not np.array_equal(sounds[0], sounds[2])
 
 
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="the kernels of a GPU know these heads")
 def test_model_that_the_kernels_do_not_know_is_refused_at_load(tiny_checkpoint, tmp_path):
     """The tiny checkpoint has heads of 16. Not at the first request, and with vLLM's own reason."""
-    if DEVICE.type != "cpu":
-        pytest.skip("the kernels of a GPU know these heads")
     with pytest.raises(EngineUnavailable, match=r"vLLM .* cannot run this model here: .*head_dim=16"):
         build_stage0(tiny_checkpoint, EngineSettings(stage0="vllm", export_folder=tmp_path), DEVICE)
 
@@ -94,7 +99,20 @@ def test_export_that_was_tampered_with_is_refused_at_load(tmp_path):
     file = export_qwen2(lm, tmp_path) / CONFIG
     file.write_text(file.read_text().replace('"eos_token_id": 302', '"eos_token_id": 2'))
     with pytest.raises(EngineUnavailable, match="end id 2, not 302"):
-        VllmStage0(lm, DEVICE, tmp_path)
+        VllmStage0(lm, DEVICE, tmp_path, memory_share=0.02, eager=True)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_precision_that_was_asked_for_is_what_runs_and_what_is_told(tmp_path, precision):
+    """Trap 22. Float32 runs in all other tests here."""
+    from runtime.stage0.vllm_engine import VllmStage0
+
+    lm = widened(chain_lm({6563: (10,), 10: (11,), 11: (6562,)})).to(getattr(torch, precision))
+    engine = VllmStage0(lm, DEVICE, tmp_path, memory_share=0.02, eager=True)
+    assert engine.describe()["precision"] == precision
+    (dtypes,) = engine._engine.apply_model(lambda model: {weight.dtype for weight in model.parameters()})
+    assert dtypes == {getattr(torch, precision)}
+    assert speak(engine, prompt()).tokens == [10, 11]
 
 
 def test_folder_that_cannot_be_written_is_refused_with_the_setting_to_change(tmp_path):
@@ -142,7 +160,8 @@ def test_several_tokens_at_once_are_all_taken_in_order(build_vllm, tmp_path, tog
     lm = seeded_lm()
     requests = many(9)
     expected = [speak(build_vllm(lm), *request) for request in requests]
-    engine, spoken = VllmStage0(widened(lm), DEVICE, tmp_path, tokens_per_output=together), {}
+    engine = VllmStage0(widened(lm), DEVICE, tmp_path, 64, "intended", 0.02, tokens_per_output=together, eager=True)
+    spoken: dict[int, Spoken] = {}
     for key, request in enumerate(requests):
         engine.add(key, *request)
     sizes = set()
@@ -155,6 +174,7 @@ def test_several_tokens_at_once_are_all_taken_in_order(build_vllm, tmp_path, tog
     assert max(sizes) >= together
 
 
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="memory is cut to size on the CPU alone")
 def test_stream_that_lost_its_memory_for_a_while_says_the_same(tmp_path, monkeypatch, build_vllm):
     """vLLM takes memory from the youngest when it runs out, and reads prompt and tokens anew later."""
     from runtime.stage0 import vllm_engine
