@@ -25,6 +25,7 @@ class EngineSettings:
     chunk_queue: int = 4  # chunks made ahead of a consumer that does not read
     sentence_pause_seconds: float = 0.0
     reference_cache_bytes: int = 256 * 2**20
+    group_frames: int | None = None  # solved at once for several streams; None: 16,384 on a GPU, on a CPU one by one
     voice_kv_bytes: int | None = None  # what the flow may keep of prompts; None: 6 GiB on a GPU, 512 MiB on a CPU
     onnx_threads: int = 0  # 0 leaves it to onnxruntime
 
@@ -38,6 +39,8 @@ class EngineSettings:
                 raise EngineUnavailable(f"{name} is {given[name]}; it must be at least 1")
         if self.voice_kv_bytes is not None and self.voice_kv_bytes < 0:
             raise EngineUnavailable(f"voice_kv_bytes is {self.voice_kv_bytes}; it must be 0 or more")
+        if self.group_frames is not None and self.group_frames < 1:
+            raise EngineUnavailable(f"group_frames is {self.group_frames}; it must be at least 1")
         if self.sentence_pause_seconds < 0:
             raise EngineUnavailable(f"sentence_pause_seconds is {self.sentence_pause_seconds}; it must be 0 or more")
 
