@@ -27,6 +27,7 @@ class EngineSettings:
     reference_cache_bytes: int = 256 * 2**20
     group_frames: int | None = None  # solved at once for several streams; None: 16,384 on a GPU, on a CPU one by one
     voice_kv_bytes: int | None = None  # what the flow may keep of prompts; None: 6 GiB on a GPU, 512 MiB on a CPU
+    stream_kv_bytes: int | None = None  # and of live streams that are to hop again; None: as much
     onnx_threads: int = 0  # 0 leaves it to onnxruntime
 
     def __post_init__(self) -> None:
@@ -37,8 +38,9 @@ class EngineSettings:
         for name in ("max_streams", "max_waiting", "chunk_queue"):
             if given[name] < 1:
                 raise EngineUnavailable(f"{name} is {given[name]}; it must be at least 1")
-        if self.voice_kv_bytes is not None and self.voice_kv_bytes < 0:
-            raise EngineUnavailable(f"voice_kv_bytes is {self.voice_kv_bytes}; it must be 0 or more")
+        for name in ("voice_kv_bytes", "stream_kv_bytes"):
+            if given[name] is not None and given[name] < 0:
+                raise EngineUnavailable(f"{name} is {given[name]}; it must be 0 or more")
         if self.group_frames is not None and self.group_frames < 1:
             raise EngineUnavailable(f"group_frames is {self.group_frames}; it must be at least 1")
         if self.sentence_pause_seconds < 0:

@@ -46,6 +46,7 @@ class ChunkJob:
     segment: Segment
     tokens: Tensor  # [n] int64, from the start of the segment, look-ahead included
     is_last: bool  # of the segment
+    hops_again: bool  # the next piece of the segment is likely to be a hop as well
     opens_sentence: bool
     ends_stream: bool
 
@@ -232,6 +233,7 @@ class Stage0Worker(Worker):
                     segment,
                     torch.tensor(segment.tokens[: cut.tokens], dtype=torch.long),
                     is_last=cut.is_last,
+                    hops_again=segment.schedule.hops_again,
                     opens_sentence=not speaking.opened,
                     ends_stream=ends_stream and cut.is_last,
                 )
@@ -337,7 +339,7 @@ class Stage1Worker(Worker):
             self._on_sentence(stream, job.sentence)
         if segment.state is None:
             segment.state = self._stage1.open(stream.speech.reference, speed=stream.speech.speed)
-        return Chunk(segment.state, job.tokens, job.is_last)
+        return Chunk(segment.state, job.tokens, job.is_last, keep=job.hops_again)
 
     def _decode(self, chunks: list[Chunk]) -> Sequence[Tensor | Exception]:
         try:

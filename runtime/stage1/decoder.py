@@ -16,7 +16,7 @@ from torch import Tensor
 from runtime.errors import GenerationError
 from runtime.stage1.conditioning import Flow, prompt_condition
 from runtime.stage1.noise import FLOW_FRAMES, NoiseBank
-from runtime.stage1.past import Past, VoiceCache
+from runtime.stage1.past import Past, StreamBudget, VoiceCache
 from runtime.stage1.solver import Piece, Solved
 from runtime.stage1.speed import Stretch
 from runtime.stage1.vocoder import Vocoder, VocoderState
@@ -25,10 +25,10 @@ from runtime.types import PreparedReference
 if TYPE_CHECKING:  # base.py builds what stands on this file
     from runtime.stage1.base import FlowSolver
 
-VOICE_KV_BYTES = {"cuda": 6 * 2**30, "cpu": 512 * 2**20}
+KV_BYTES = {"cuda": 6 * 2**30, "cpu": 512 * 2**20}  # of prompts, and as much again of live streams
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Stage1State:
     """One segment of speech on its way through stage 1."""
 
@@ -39,6 +39,7 @@ class Stage1State:
     stretch: Stretch
     vocoder: VocoderState
     mel_frames: int = 0  # generated frames handed on so far, counted before the stretch
+    past: Past | None = None  # of the latest hop, when it was to be kept
 
     @property
     def clipped(self) -> int:
@@ -52,6 +53,7 @@ class Chunk:
     state: Stage1State
     tokens: Tensor
     is_last: bool
+    keep: bool = False  # remember what is solved, as a further hop is expected
 
 
 class Stage1:
@@ -66,6 +68,7 @@ class Stage1:
         *,
         final_attention: Literal["full", "chunked"] = "full",
         voice_kv_bytes: int | None = None,
+        stream_kv_bytes: int | None = None,
     ) -> None:
         self._flow = flow
         self._solver = solver
@@ -74,8 +77,10 @@ class Stage1:
         self._final_attention = final_attention
         self._config = flow.config
         self._device = flow.input_embedding.weight.device
-        limit = VOICE_KV_BYTES[self._device.type] if voice_kv_bytes is None else voice_kv_bytes
-        self.voices = VoiceCache(limit if solver.keeps_past else 0)
+        default = KV_BYTES[self._device.type]
+        voices, streams = (default if limit is None else limit for limit in (voice_kv_bytes, stream_kv_bytes))
+        self.voices = VoiceCache(voices if solver.keeps_past else 0)
+        self.streams = StreamBudget(streams if solver.keeps_past else 0)
 
     @torch.inference_mode()
     def open(self, reference: PreparedReference, *, speed: float = 1.0) -> Stage1State:
@@ -102,14 +107,14 @@ class Stage1:
         )
 
     @torch.inference_mode()
-    def decode(self, state: Stage1State, tokens: Tensor, *, is_last: bool) -> Tensor:
+    def decode(self, state: Stage1State, tokens: Tensor, *, is_last: bool, keep: bool = False) -> Tensor:
         """All tokens [n] of the segment up to the end of this chunk -> its new samples [S] float32 on the CPU.
 
         Unless `is_last`, the final three tokens are look-ahead and sound in the next chunk. Raises GenerationError when
         the segment cannot go on: an illegal token, more than fits, a cut off the grid, NaN in mel or
         samples.
         """
-        (samples,) = self.decode_together([Chunk(state, tokens, is_last)])
+        (samples,) = self.decode_together([Chunk(state, tokens, is_last, keep)])
         if isinstance(samples, Exception):
             raise samples
         return samples
@@ -159,7 +164,12 @@ class Stage1:
         chunked = not chunk.is_last or self._final_attention == "chunked"
         everything = torch.cat((state.prompt_tokens, chunk.tokens.to(self._device, torch.long)))
         mu = self._flow.mu(everything[None], is_last=chunk.is_last)
-        return self._piece(state, mu, frames, chunked, self._voice_past(state) if chunked else None)
+        if not chunked:
+            return self._piece(state, mu, frames, chunked)
+        past = state.past or self._voice_past(state)
+        keeps = chunk.keep and not chunk.is_last and self._solver.keeps_past
+        keeps = keeps and self.streams.claim(state, self._solver.past_bytes(frames))
+        return self._piece(state, mu, frames, chunked, past, keep=(frames,) if keeps else ())
 
     def finish(self, chunk: Chunk, solved: Solved | None) -> Tensor:
         """Samples of a chunk whose piece, if it had one, is solved."""
@@ -170,9 +180,9 @@ class Stage1:
         return self._vocoder.decode(state.vocoder, mel, is_last=is_last).cpu()
 
     @torch.inference_mode()
-    def new_mel(self, state: Stage1State, tokens: Tensor, *, is_last: bool) -> Tensor:
+    def new_mel(self, state: Stage1State, tokens: Tensor, *, is_last: bool, keep: bool = False) -> Tensor:
         """The mel frames [M, k] that these tokens add to those handed on before; possibly none."""
-        chunk = Chunk(state, tokens, is_last)
+        chunk = Chunk(state, tokens, is_last, keep)
         piece = self.begin(chunk)
         return self._take(chunk, self._solver.solve([piece])[0] if piece else None)
 
@@ -184,6 +194,9 @@ class Stage1:
         mel = solved.mel[:, prompt_frames + state.mel_frames - frames :].float()
         self._check_mel(mel)
         state.mel_frames = frames - prompt_frames
+        state.past = solved.pasts[0] if solved.pasts else None
+        if state.past is None:
+            self.streams.release(state)
         return mel
 
     def _frames(self, chunk: Chunk) -> int:
@@ -210,6 +223,7 @@ class Stage1:
             "flow precision": str(self._solver.dtype).removeprefix("torch."),
             "stage 1 device": str(self._device),
             "kept of prompts": f"at most {self.voices.limit_bytes / 2**20:.0f} MiB",
+            "kept of streams": f"at most {self.streams.limit_bytes / 2**20:.0f} MiB",
             "attention of the last chunk": "full"
             if self._final_attention == "full"
             else "chunked (not the official one)",

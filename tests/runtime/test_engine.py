@@ -506,6 +506,7 @@ def test_a_device_that_is_not_here_is_named(name):
         {"final_attention": "causal"},
         {"hops": "few"},
         {"voice_kv_bytes": -1},
+        {"stream_kv_bytes": -1},
         {"group_frames": 0},
         {"estimator": "onnx"},
         {"stage0": "llama"},
