@@ -70,7 +70,13 @@ class ChunkSchedule:
         self._pad = -prompt_tokens % grid
         self._streaming = streaming
         self._emitted = 0
+        self._further = False  # a second hop was taken
         self._done = False
+
+    @property
+    def hops_again(self) -> bool:
+        """Whether another hop is likelier than the rest: with `throughput` only in what is long already."""
+        return self._hops == "latency" or self._further
 
     def next(self, available: int, finished: bool) -> Cut | None:
         """The next cut, when `available` tokens allow one; None to wait, and after the last."""
@@ -78,6 +84,7 @@ class ChunkSchedule:
             return None
         hop = self._hop + (self._pad if self._emitted == 0 else 0)
         if self._streaming and available - self._emitted >= hop + self._lookahead:
+            self._further = self._emitted > 0
             self._emitted += hop
             self._hop = self._hop_limit if self._hops == "throughput" else min(self._hop_limit, 2 * self._hop)
             return Cut(self._emitted + self._lookahead, is_last=False)

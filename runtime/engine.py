@@ -25,6 +25,8 @@ from runtime.stream import SpeechStream
 from runtime.types import PreparedSpeech, SpeechPlan, SpeechRequest, SpokenSentence, StreamStats
 from runtime.workers import ChunkJob, Stage0Worker, Stage1Worker
 
+# Arithmetic fills a CPU with one stream, so that company would only wait for each other.
+GROUP_FRAMES = {"cuda": 16_384, "cpu": 1}
 HOPS: dict[HopPlan, str] = {
     "latency": "growing (latency)",
     "throughput": "one, then the rest (throughput)",
@@ -57,6 +59,7 @@ class Engine:
         )
         self._worker1 = Stage1Worker(
             self._stage1,
+            frame_limit=self.settings.group_frames or GROUP_FRAMES[device.type],
             sentence_pause_seconds=self.settings.sentence_pause_seconds,
             on_sentence=lambda stream, sentence: self._worker0.post(self._worker0.sentence_begun, stream, sentence),
             on_death=self._worker_died,

@@ -28,7 +28,9 @@ class EngineSettings:
     chunk_queue: int = 4  # chunks made ahead of a consumer that does not read
     sentence_pause_seconds: float = 0.0
     reference_cache_bytes: int = 256 * 2**20
+    group_frames: int | None = None  # solved at once for several streams; None: 16,384 on a GPU, on a CPU one by one
     voice_kv_bytes: int | None = None  # what the flow may keep of prompts; None: 6 GiB on a GPU, 512 MiB on a CPU
+    stream_kv_bytes: int | None = None  # and of live streams that are to hop again; None: as much
     onnx_threads: int = 0  # 0 leaves it to onnxruntime
 
     def __post_init__(self) -> None:
@@ -41,8 +43,11 @@ class EngineSettings:
                 raise EngineUnavailable(f"{name} is {given[name]}; it must be at least 1")
         if not 0 < self.stage0_memory_share < 1:
             raise EngineUnavailable(f"stage0_memory_share is {self.stage0_memory_share}; it must be between 0 and 1")
-        if self.voice_kv_bytes is not None and self.voice_kv_bytes < 0:
-            raise EngineUnavailable(f"voice_kv_bytes is {self.voice_kv_bytes}; it must be 0 or more")
+        for name in ("voice_kv_bytes", "stream_kv_bytes"):
+            if given[name] is not None and given[name] < 0:
+                raise EngineUnavailable(f"{name} is {given[name]}; it must be 0 or more")
+        if self.group_frames is not None and self.group_frames < 1:
+            raise EngineUnavailable(f"group_frames is {self.group_frames}; it must be at least 1")
         if self.sentence_pause_seconds < 0:
             raise EngineUnavailable(f"sentence_pause_seconds is {self.sentence_pause_seconds}; it must be 0 or more")
 

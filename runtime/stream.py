@@ -89,6 +89,14 @@ class SpeechStream:
         """False while the consumer has left too many chunks unread: no further one is made until it reads."""
         return self._unread < self._chunk_queue
 
+    @property
+    def due(self) -> float:
+        """When its next sound is wanted, of time.monotonic: at once, or when what was delivered has been played."""
+        stats = self.stats
+        if stats.first_audio_seconds is None:
+            return self._requested_at
+        return self._requested_at + stats.first_audio_seconds + stats.audio_seconds
+
     def deliver(
         self,
         samples: np.ndarray,

@@ -231,7 +231,7 @@ class StreamStats:
     first_audio_seconds: float | None = None
     total_seconds: float = 0.0
     stage0_seconds: float = 0.0  # steps this stream took part in; a batched step counts for each of its streams
-    stage1_seconds: float = 0.0
+    stage1_seconds: float = 0.0  # likewise
     tokens: int = 0  # speech tokens that reached stage 1
     dropped_tokens: int = 0  # silent or illegal ones that did not
     chunks: int = 0

@@ -6,18 +6,20 @@ Each owns its stage and what it knows of the streams. What passes between them i
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from runtime.batching import Ready, next_group
 from runtime.chunking import ChunkSchedule, HopPlan, SilenceThinner
 from runtime.config import ModelConfig
 from runtime.errors import GenerationError, SpeechError
 from runtime.stage0.base import Stage0
-from runtime.stage1.decoder import Stage1, Stage1State
+from runtime.stage1.decoder import Chunk, Stage1, Stage1State
 from runtime.stream import SpeechStream
 from runtime.types import EndReason, Sentence, TokenStep
 from runtime.worker import Worker
@@ -31,7 +33,8 @@ class Segment:
 
     schedule: ChunkSchedule
     tokens: list[int] = field(default_factory=list)
-    state: Stage1State | None = None  # touched by the stage-1 worker alone
+    state: Stage1State | None = None  # this and what follows is touched by the stage-1 worker alone
+    clipped: int = 0  # samples that were told to the stats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +46,7 @@ class ChunkJob:
     segment: Segment
     tokens: Tensor  # [n] int64, from the start of the segment, look-ahead included
     is_last: bool  # of the segment
+    hops_again: bool  # the next piece of the segment is likely to be a hop as well
     opens_sentence: bool
     ends_sentence: bool
     ends_stream: bool
@@ -232,6 +236,7 @@ class Stage0Worker(Worker):
                     segment,
                     torch.tensor(segment.tokens[: cut.tokens], dtype=torch.long),
                     is_last=cut.is_last,
+                    hops_again=segment.schedule.hops_again,
                     opens_sentence=not speaking.opened,
                     ends_sentence=ends_sentence and cut.is_last,
                     ends_stream=ends_sentence and is_final and cut.is_last,
@@ -256,12 +261,16 @@ class Stage0Worker(Worker):
 
 
 class Stage1Worker(Worker):
-    """Turns pieces of tokens into sound, one at a time, streams taking turns. Unread streams wait, others pass them."""
+    """Turns pieces of tokens into sound, as many streams at once as fit, the most urgent first.
+
+    Unread streams wait, others pass them.
+    """
 
     def __init__(
         self,
         stage1: Stage1,
         *,
+        frame_limit: int,
         sentence_pause_seconds: float,
         on_sentence: Callable[[SpeechStream, int], None],
         on_death: Callable[[BaseException], None],
@@ -269,8 +278,9 @@ class Stage1Worker(Worker):
         super().__init__("mynah-stage1", on_death)
         self._stage1 = stage1
         self._pause_seconds = sentence_pause_seconds
+        self._frame_limit = frame_limit
         self._on_sentence = on_sentence
-        self._jobs: dict[SpeechStream, deque[ChunkJob]] = {}  # in the order of their turns
+        self._jobs: dict[SpeechStream, deque[ChunkJob]] = {}
 
     # Calls from other threads, through `post`
 
@@ -295,30 +305,56 @@ class Stage1Worker(Worker):
         return any(stream.has_room for stream in self._jobs)
 
     def work(self) -> None:
-        stream = next(stream for stream in self._jobs if stream.has_room)
-        jobs = self._jobs.pop(stream)
-        job = jobs.popleft()
-        if jobs:
-            self._jobs[stream] = jobs  # behind the others
-        if stream.ended:
-            return
-        try:
-            self._speak(job)
-        except Exception as error:  # whatever it is, it belongs to this request
-            self._jobs.pop(stream, None)
-            stream.fail(_as_generation_error(error))
+        ready = [self._ready(stream, jobs[0]) for stream, jobs in self._jobs.items() if stream.has_room]
+        group = [self._next_job(one.key) for one in next_group(ready, self._frame_limit)]
+        group = [job for job in group if not job.stream.ended]
+        began = time.perf_counter()
+        chunks, opened = [], []
+        for job in group:
+            try:
+                chunks.append(self._chunk(job))
+                opened.append(job)
+            except Exception as error:  # whatever it is, it belongs to this request
+                self._fail(job, error)
+        outcomes = self._decode(chunks)
+        seconds = time.perf_counter() - began
+        for job, chunk, outcome in zip(opened, chunks, outcomes, strict=True):
+            job.stream.stats.stage1_seconds += seconds
+            if isinstance(outcome, Exception):
+                self._fail(job, outcome)
+            else:
+                self._deliver(job, chunk, outcome.numpy())
 
-    def _speak(self, job: ChunkJob) -> None:
+    def _ready(self, stream: SpeechStream, job: ChunkJob) -> Ready[SpeechStream]:
+        prompt = len(stream.speech.reference.speech_tokens)
+        return Ready(stream, stream.due, self._stage1.frames(prompt + len(job.tokens)))
+
+    def _next_job(self, stream: SpeechStream) -> ChunkJob:
+        jobs = self._jobs[stream]
+        job = jobs.popleft()
+        if not jobs:
+            del self._jobs[stream]
+        return job
+
+    def _chunk(self, job: ChunkJob) -> Chunk:
         stream, segment = job.stream, job.segment
         if job.opens_sentence:
             self._on_sentence(stream, job.sentence)
-        began = time.perf_counter()
         if segment.state is None:
             segment.state = self._stage1.open(stream.speech.reference, speed=stream.speech.speed)
-        clipped = segment.state.clipped
-        samples = self._stage1.decode(segment.state, job.tokens, is_last=job.is_last).numpy()
-        stream.stats.stage1_seconds += time.perf_counter() - began
-        stream.stats.clipped_samples += segment.state.clipped - clipped
+        return Chunk(segment.state, job.tokens, job.is_last, keep=job.hops_again)
+
+    def _decode(self, chunks: list[Chunk]) -> Sequence[Tensor | Exception]:
+        try:
+            return self._stage1.decode_together(chunks)
+        except Exception as error:  # e.g. out of memory: whose fault it was cannot be told, so all in the group end
+            log.exception("a solve of stage 1 failed")
+            return [error] * len(chunks)
+
+    def _deliver(self, job: ChunkJob, chunk: Chunk, samples: np.ndarray) -> None:
+        stream = job.stream
+        stream.stats.clipped_samples += chunk.state.clipped - job.segment.clipped
+        job.segment.clipped = chunk.state.clipped
         before = cut = after = 0
         if job.opens_sentence:
             pause = stream.speech.sentences[job.sentence].pause_before_seconds
@@ -338,6 +374,10 @@ class Stage1Worker(Worker):
             )
         if job.ends_stream:
             stream.end(EndReason.LENGTH if stream.stats.length_capped else EndReason.STOP)
+
+    def _fail(self, job: ChunkJob, error: Exception) -> None:
+        self._jobs.pop(job.stream, None)
+        job.stream.fail(_as_generation_error(error))
 
 
 def _sentence_seed(seed: int, sentence: int) -> int:

@@ -44,11 +44,12 @@ def tokens(io: dict[str, Tensor]) -> Tensor:
     return io["token"][0].long()
 
 
-@pytest.fixture(scope="module", params=["torch", "packed", "packed, nothing kept"])
+@pytest.fixture(scope="module", params=["torch", "packed", "packed, nothing kept", "packed, streams kept"])
 def path(request: pytest.FixtureRequest) -> dict[str, Any]:
     """Every way in which a hop may be computed."""
-    estimator, _, nothing = request.param.partition(", ")
-    return {"estimator": estimator, "voice_kv_bytes": 0 if nothing else None}
+    estimator, _, kept = request.param.partition(", ")
+    voices, streams = {"": (None, 0), "nothing kept": (0, 0), "streams kept": (None, None)}[kept]
+    return {"estimator": estimator, "voice_kv_bytes": voices, "stream_kv_bytes": streams}
 
 
 @pytest.fixture(scope="module")
@@ -86,13 +87,13 @@ def chunks(
     stage1: Stage1, reference: PreparedReference, tokens: Tensor, ends: list[int], speed: float = 1.0
 ) -> list[Tensor]:
     state = stage1.open(reference, speed=speed)
-    parts = [stage1.decode(state, tokens[: end + LOOKAHEAD], is_last=False) for end in ends]
+    parts = [stage1.decode(state, tokens[: end + LOOKAHEAD], is_last=False, keep=True) for end in ends]
     return [*parts, stage1.decode(state, tokens, is_last=True)]
 
 
 def mel_of(stage1: Stage1, reference: PreparedReference, tokens: Tensor, ends: list[int]) -> Tensor:
     state = stage1.open(reference)
-    parts = [stage1.new_mel(state, tokens[: end + LOOKAHEAD], is_last=False) for end in ends]
+    parts = [stage1.new_mel(state, tokens[: end + LOOKAHEAD], is_last=False, keep=True) for end in ends]
     return torch.cat([*parts, stage1.new_mel(state, tokens, is_last=True)], dim=-1)
 
 
@@ -159,7 +160,7 @@ def test_a_second_stream_between_the_chunks_of_the_first_changes_nothing(
     mine, other = official.open(reference), official.open(shortened(reference, 26), speed=1.5)
     parts = []
     for end in ends:
-        parts.append(official.decode(mine, tokens[: end + LOOKAHEAD], is_last=False))
+        parts.append(official.decode(mine, tokens[: end + LOOKAHEAD], is_last=False, keep=True))
         official.decode(other, tokens.flip(0)[: 24 + 25 * len(parts) + LOOKAHEAD], is_last=False)
     parts.append(official.decode(mine, tokens, is_last=True))
     for part, expected in zip(parts, alone, strict=True):

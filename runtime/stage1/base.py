@@ -86,6 +86,7 @@ def build_stage1(checkpoint: Checkpoint, settings: EngineSettings, device: torch
         noise,
         final_attention=settings.final_attention,
         voice_kv_bytes=settings.voice_kv_bytes,
+        stream_kv_bytes=settings.stream_kv_bytes,
     )
 
 

@@ -7,6 +7,7 @@ so streams may share it, and dropping the last reference is all that freeing it 
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -67,3 +68,31 @@ class VoiceCache:
         if self.make_room(past.num_bytes):
             self._pasts[key] = past
             self.num_bytes += past.num_bytes
+
+
+class StreamBudget:
+    """How much the pasts of live streams may weigh together.
+
+    A share is held in the name of an object that lives as long as its stream, and goes with it: an aborted stream gives
+    back what it had without being asked.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._shares: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+        self.refusals = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self._shares.values())
+
+    def claim(self, owner: object, num_bytes: int) -> bool:
+        """Enlarges the owner's share to so much, if that fits beside the share it has until then."""
+        if self.num_bytes + num_bytes > self.limit_bytes:
+            self.refusals += 1
+            return False
+        self._shares[owner] = num_bytes
+        return True
+
+    def release(self, owner: object) -> None:
+        self._shares.pop(owner, None)

@@ -95,3 +95,13 @@ def test_a_hop_off_the_grid_is_refused():
         ChunkSchedule(0, first_hop=15)
     with pytest.raises(RequestError, match="multiple of 25"):
         ChunkSchedule(0, hops="throughput", cap_tokens=110)
+
+
+def test_another_hop_is_expected_where_the_plan_makes_it_likely():
+    growing, two_goes = ChunkSchedule(0), ChunkSchedule(0, hops="throughput")
+    for schedule, expected in ((growing, [True, True]), (two_goes, [False, True])):
+        expects = []
+        for available in (28, 128):
+            assert schedule.next(available, finished=False)
+            expects.append(schedule.hops_again)
+        assert expects == expected

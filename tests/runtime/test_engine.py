@@ -4,6 +4,7 @@ Traps by their number in the reliability list. Trap 25 is excluded by the design
 values in one process, so no field can be unknown to one of them.
 """
 
+import contextlib
 import dataclasses
 import random
 import threading
@@ -266,6 +267,31 @@ def test_too_many_requests_are_refused_at_the_door(tiny_checkpoint, voice):
         assert stats.ended is not None
 
 
+def test_streams_solved_in_groups_sound_like_each_alone(tiny_checkpoint, engine, voice):
+    """Batching changes no stream: its cuts are its own, and rows do not see each other."""
+    wishes = [request(voice, text=f"Number {n} speaks.", seed=n) for n in range(6)]
+    alone = [joined(speak(engine, wish)[0]) for wish in wishes]
+    groups = []
+    with Engine(tiny_checkpoint, EngineSettings(group_frames=100_000)) as together:
+        decode = together._stage1.decode_together
+        together._stage1.decode_together = lambda chunks: groups.append(len(chunks)) or decode(chunks)
+        with contextlib.ExitStack() as entered:
+            streams = [entered.enter_context(together.stream(wish)) for wish in wishes]
+            found = [joined(list(stream)) for stream in streams]
+    assert max(groups) > 1
+    for samples, expected in zip(found, alone, strict=True):
+        assert samples.shape == expected.shape
+        assert np.square(samples - expected).mean() < 1e-4 * np.square(expected).mean()  # 40 dB
+
+
+def test_a_failed_solve_ends_those_in_it_and_no_others(engine, voice, monkeypatch):
+    monkeypatch.setattr(engine._stage1, "decode_together", lambda chunks: 1 / 0)
+    with pytest.raises(GenerationError, match="ZeroDivisionError"):
+        speak(engine, request(voice))
+    monkeypatch.undo()
+    neighbours_speak(engine, voice)
+
+
 # Failures
 
 
@@ -278,14 +304,14 @@ def neighbours_speak(engine, voice):
 @pytest.mark.parametrize("error", [RuntimeError("torn"), KeyError("torn"), GenerationError("torn")])
 def test_an_exception_in_stage_1_reaches_its_own_stream(engine, voice, monkeypatch, error):
     """Trap 31."""
-    decode = engine._stage1.decode
+    begin = engine._stage1.begin
 
-    def failing(state, tokens, *, is_last):
-        if state.stretch.speed == 1.5:
+    def failing(chunk):
+        if chunk.state.stretch.speed == 1.5:
             raise error
-        return decode(state, tokens, is_last=is_last)
+        return begin(chunk)
 
-    monkeypatch.setattr(engine._stage1, "decode", failing)
+    monkeypatch.setattr(engine._stage1, "begin", failing)
     with engine.stream(request(voice, text=LONG)) as neighbour:
         with pytest.raises(GenerationError, match="torn"):
             speak(engine, request(voice, speed=1.5))
@@ -304,14 +330,14 @@ def test_an_exception_while_joining_stage_0_reaches_its_own_stream(engine, voice
 
 def test_an_error_between_chunks_follows_the_sound_that_was_made(engine, voice, monkeypatch):
     """Trap 31: a done marker always follows."""
-    decode = engine._stage1.decode
+    begin = engine._stage1.begin
 
-    def failing_at_the_end(state, tokens, *, is_last):
-        if is_last:
+    def failing_at_the_end(chunk):
+        if chunk.is_last:
             raise RuntimeError("torn")
-        return decode(state, tokens, is_last=is_last)
+        return begin(chunk)
 
-    monkeypatch.setattr(engine._stage1, "decode", failing_at_the_end)
+    monkeypatch.setattr(engine._stage1, "begin", failing_at_the_end)
     heard = []
     with pytest.raises(GenerationError, match="torn"), engine.stream(request(voice, text=LONG)) as stream:
         for chunk in stream:
@@ -480,6 +506,8 @@ def test_a_device_that_is_not_here_is_named(name):
         {"final_attention": "causal"},
         {"hops": "few"},
         {"voice_kv_bytes": -1},
+        {"stream_kv_bytes": -1},
+        {"group_frames": 0},
         {"estimator": "onnx"},
         {"stage0": "llama"},
         {"chunk_queue": 0},

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runtime.frontend.reference_cache import clip_key
 from runtime.stage1.decoder import Stage1
-from runtime.stage1.past import Past, VoiceCache
+from runtime.stage1.past import Past, StreamBudget, VoiceCache
 from runtime.types import AudioClip, PreparedReference
 from tests import golden
 from tests.runtime.stage1.tiny_flow import prepared, tiny_flow, tiny_solver, tiny_stage1
@@ -33,11 +33,11 @@ def another(reference: PreparedReference, name: str) -> PreparedReference:
     return dataclasses.replace(reference, speaker=reference.speaker.flip(0), mel=reference.mel.flip(0), key=name)
 
 
-def hops(stage1: Stage1, voice: PreparedReference, tokens: Tensor) -> list[Tensor]:
+def hops(stage1: Stage1, voice: PreparedReference, tokens: Tensor, keep: bool = False) -> list[Tensor]:
     """The mels of two hops and of the end."""
     state = stage1.open(voice)
     ends = [(48, False), (98, False), (120, True)]
-    return [stage1.new_mel(state, tokens[:end], is_last=is_last) for end, is_last in ends]
+    return [stage1.new_mel(state, tokens[:end], is_last=is_last, keep=keep) for end, is_last in ends]
 
 
 def assert_same(found: list[Tensor], expected: list[Tensor]) -> None:
@@ -186,3 +186,62 @@ def test_a_voice_pushed_out_is_freed() -> None:
     cache.put("b", past(50))
     gc.collect()
     assert gone() is None
+
+
+# Hops of one stream
+
+
+def test_a_stream_that_hops_again_solves_its_new_frames_alone(
+    reference: PreparedReference, tokens: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage1, solved = tiny_stage1("chunked"), []
+    solve = stage1._solver.solve
+    monkeypatch.setattr(
+        stage1._solver, "solve", lambda pieces: solved.extend(piece.frames for piece in pieces) or solve(pieces)
+    )
+    found = hops(stage1, reference, tokens, keep=True)
+    assert solved == [50, 100, 100, 50]  # the prompt, two hops, and an end under the chunk mask
+    monkeypatch.undo()
+    assert_same(found, hops(tiny_stage1("chunked", estimator="torch"), reference, tokens))
+
+
+@pytest.mark.parametrize("rooms", [1, 151, 399])
+def test_streams_that_do_not_fit_are_computed_again(reference: PreparedReference, tokens: Tensor, rooms: int) -> None:
+    """Trap 45. There is room for no hop, for the first only, and for the first of one stream beside another's."""
+    expected = hops(tiny_stage1(estimator="torch"), reference, tokens)
+    stage1 = tiny_stage1(stream_kv_bytes=prompt_bytes(rooms))
+    states = [stage1.open(reference) for _ in range(2)]
+    for turn, (end, is_last) in enumerate([(48, False), (98, False), (120, True)]):
+        for state in states:
+            mel = stage1.new_mel(state, tokens[:end], is_last=is_last, keep=True)
+            torch.testing.assert_close(mel, expected[turn], **CLOSE)
+            assert stage1.streams.num_bytes <= stage1.streams.limit_bytes
+    assert stage1.streams.refusals > 0 and stage1.streams.num_bytes == 0
+
+
+def test_a_stream_that_ends_or_is_dropped_gives_back_its_share(reference: PreparedReference, tokens: Tensor) -> None:
+    stage1 = tiny_stage1()
+    ended, dropped = stage1.open(reference), stage1.open(reference)
+    for state in (ended, dropped):
+        stage1.new_mel(state, tokens[:48], is_last=False, keep=True)
+    assert stage1.streams.num_bytes == 2 * prompt_bytes(150)
+    stage1.new_mel(ended, tokens, is_last=True)
+    assert ended.past is None and stage1.streams.num_bytes > 0
+    gone = weakref.ref(dropped.past)
+    del state, dropped
+    gc.collect()
+    assert gone() is None and stage1.streams.num_bytes == 0
+
+
+def test_a_share_may_grow_only_beside_what_it_replaces() -> None:
+    """While a hop is solved, the past it starts from is still there."""
+
+    class Owner:
+        pass
+
+    budget, owner = StreamBudget(100), Owner()
+    assert budget.claim(owner, 40) and budget.claim(owner, 60) and budget.num_bytes == 60
+    assert not budget.claim(owner, 80) and budget.num_bytes == 60
+    budget.release(owner)
+    budget.release(owner)
+    assert budget.num_bytes == 0

@@ -81,6 +81,7 @@ def tiny_stage1(
     flow: Flow | None = None,
     estimator: str = "packed",
     voice_kv_bytes: int | None = None,
+    stream_kv_bytes: int | None = None,
 ) -> Stage1:
     flow, noise = flow or tiny_flow(), NoiseBank(CPU)
     solver = tiny_solver(flow, estimator)
@@ -91,6 +92,7 @@ def tiny_stage1(
         noise,
         final_attention=final_attention,
         voice_kv_bytes=voice_kv_bytes,
+        stream_kv_bytes=stream_kv_bytes,
     )
 
 
