@@ -5,7 +5,7 @@
             play(chunk.samples)
 
 The front end runs on the caller's thread and refuses bad input there; then two workers carry the request through the
-stages (`workers.py`), and the caller reads its end of it (`stream.py`).
+stages (`stage0_worker.py`, `stage1_worker.py`), and the caller reads its end of it (`stream.py`).
 """
 
 import threading
@@ -18,12 +18,14 @@ from runtime.checkpoint import Checkpoint
 from runtime.chunking import HopPlan
 from runtime.errors import EngineUnavailable, GenerationError, Overloaded
 from runtime.frontend.prepare import Frontend
+from runtime.jobs import ChunkJob
 from runtime.settings import EngineSettings
 from runtime.stage0.base import build_stage0
+from runtime.stage0_worker import Stage0Worker
 from runtime.stage1.base import build_stage1
+from runtime.stage1_worker import Stage1Worker
 from runtime.stream import SpeechStream
 from runtime.types import PreparedSpeech, SpeechPlan, SpeechRequest, SpokenSentence, StreamStats
-from runtime.workers import ChunkJob, Stage0Worker, Stage1Worker
 
 # Arithmetic fills a CPU with one stream, so that company would only wait for each other.
 GROUP_FRAMES = {"cuda": 16_384, "cpu": 1}

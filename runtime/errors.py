@@ -23,3 +23,12 @@ class EngineUnavailable(SpeechError):
 
 class GenerationError(SpeechError):
     """This request ends; the engine and the other requests go on."""
+
+
+def as_generation_error(error: Exception) -> SpeechError:
+    """An error of ours as it is; anything else as the end of one request, with its cause kept."""
+    if isinstance(error, SpeechError):
+        return error
+    named = GenerationError(f"the request could not be spoken: {type(error).__name__}: {error}")
+    named.__cause__ = error
+    return named

@@ -1,7 +1,9 @@
 """Sizes of the demo checkpoint, as the config classes of the runtime take them.
 
 Chosen on two CPU cores: ten steps of the flow for a first hop after a 4 s prompt (300 frames) take .80 s with a DiT of
-320 x 8 and 1.03 s with 384 x 8; a vocoder of base 256 runs at .07 of real time, one of 384 at .14.
+320 x 8 and 1.03 s with 384 x 8; a vocoder of base 256 runs at .07 of real time, one of 384 at .14. Six Euler steps lose
+nothing against ten: copy synthesis of 24 sentences has the same 4.2 % of words wrong and a likeness of .80 with either,
+and the mel lies nearer to the teacher's (L1 .575 against .590).
 """
 
 from runtime.config import (
@@ -48,7 +50,7 @@ FLOW = FlowConfig(
     lookahead_tokens=3,
     lookahead_channels=512,
     guidance_rate=0.7,
-    euler_steps=10,
+    euler_steps=6,
     dit=DiTConfig(
         dim=320, depth=8, heads=5, head_dim=64, ff_mult=2, mel_bins=80, mu_dim=80, speaker_dim=80, chunk_frames=50
     ),

@@ -125,7 +125,8 @@ class HiFT(nn.Module):
     def _head(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Magnitude and phase [B, 9, columns]."""
         magnitude, phase = self.conv_post(F.leaky_relu(x, _POST_SLOPE)).chunk(2, dim=1)
-        return magnitude.exp().clamp(max=_MAGNITUDE_LIMIT), torch.sin(phase)
+        # Limited before the exponential: the same values, and a gradient that stays finite.
+        return magnitude.clamp(max=math.log(_MAGNITUDE_LIMIT)).exp(), torch.sin(phase)
 
 
 def columns_per_frame(config: HiFTConfig) -> int:

@@ -1,55 +1,27 @@
-"""The two workers of an engine, one per stage: the first makes, thins and cuts tokens, the second makes them audible.
+"""The first worker of an engine: makes tokens for all streams, thins and cuts them, hands the pieces on.
 
-Each owns its stage and what it knows of the streams. What passes between them is a `ChunkJob`.
+It owns stage 0 and what is known of a stream while its tokens are made.
 """
 
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from runtime.batching import Ready, next_group
 from runtime.chunking import ChunkSchedule, HopPlan, SilenceThinner
 from runtime.config import ModelConfig
-from runtime.errors import GenerationError, SpeechError
+from runtime.errors import GenerationError, SpeechError, as_generation_error
+from runtime.jobs import ChunkJob, Segment
 from runtime.stage0.base import Stage0
-from runtime.stage1.decoder import Chunk, Stage1, Stage1State
 from runtime.stream import SpeechStream
 from runtime.types import EndReason, Sentence, TokenStep
 from runtime.worker import Worker
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class Segment:
-    """Tokens that share one flow and vocoder state: a sentence, or as much of a very long one as the noise covers."""
-
-    schedule: ChunkSchedule
-    tokens: list[int] = field(default_factory=list)
-    state: Stage1State | None = None  # this and what follows is touched by the stage-1 worker alone
-    clipped: int = 0  # samples that were told to the stats
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ChunkJob:
-    """A piece of a segment that is ready for stage 1."""
-
-    stream: SpeechStream
-    sentence: int
-    segment: Segment
-    tokens: Tensor  # [n] int64, from the start of the segment, look-ahead included
-    is_last: bool  # of the segment
-    hops_again: bool  # the next piece of the segment is likely to be a hop as well
-    opens_sentence: bool
-    ends_sentence: bool
-    ends_stream: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -136,7 +108,7 @@ class Stage0Worker(Worker):
         except Exception as error:  # e.g. out of memory: whose fault it was cannot be told, so all in the batch end
             log.exception("a step of stage 0 failed")
             for speaking in list(self._live.values()):
-                self._fail(speaking, _as_generation_error(error))
+                self._fail(speaking, as_generation_error(error))
             return
         seconds = time.perf_counter() - began
         for speaking in self._live.values():
@@ -175,7 +147,7 @@ class Stage0Worker(Worker):
                 seed = _sentence_seed(speech.seed, speech.first_sentence + speaking.sentence)
                 self._stage0.add(key, prompt, speech.sampling, seed)
             except Exception as error:  # whatever it is, it belongs to this request
-                self._fail(speaking, _as_generation_error(error))
+                self._fail(speaking, as_generation_error(error))
                 continue
             speaking.key = key
             self._live[key] = speaking
@@ -260,134 +232,6 @@ class Stage0Worker(Worker):
         speaking.stream.fail(error)
 
 
-class Stage1Worker(Worker):
-    """Turns pieces of tokens into sound, as many streams at once as fit, the most urgent first.
-
-    Unread streams wait, others pass them.
-    """
-
-    def __init__(
-        self,
-        stage1: Stage1,
-        *,
-        frame_limit: int,
-        sentence_pause_seconds: float,
-        on_sentence: Callable[[SpeechStream, int], None],
-        on_death: Callable[[BaseException], None],
-    ) -> None:
-        super().__init__("mynah-stage1", on_death)
-        self._stage1 = stage1
-        self._pause_seconds = sentence_pause_seconds
-        self._frame_limit = frame_limit
-        self._on_sentence = on_sentence
-        self._jobs: dict[SpeechStream, deque[ChunkJob]] = {}
-
-    # Calls from other threads, through `post`
-
-    def take(self, job: ChunkJob) -> None:
-        if not job.stream.ended:
-            self._jobs.setdefault(job.stream, deque()).append(job)
-
-    def drop(self, stream: SpeechStream) -> None:
-        self._jobs.pop(stream, None)
-
-    def look_again(self) -> None:
-        """A consumer has read, so its stream may have room; being called is all that is needed."""
-
-    @property
-    def streams(self) -> int:
-        return len(self._jobs)
-
-    # The work
-
-    @property
-    def busy(self) -> bool:
-        return any(stream.has_room for stream in self._jobs)
-
-    def work(self) -> None:
-        ready = [self._ready(stream, jobs[0]) for stream, jobs in self._jobs.items() if stream.has_room]
-        group = [self._next_job(one.key) for one in next_group(ready, self._frame_limit)]
-        group = [job for job in group if not job.stream.ended]
-        began = time.perf_counter()
-        chunks, opened = [], []
-        for job in group:
-            try:
-                chunks.append(self._chunk(job))
-                opened.append(job)
-            except Exception as error:  # whatever it is, it belongs to this request
-                self._fail(job, error)
-        outcomes = self._decode(chunks)
-        seconds = time.perf_counter() - began
-        for job, chunk, outcome in zip(opened, chunks, outcomes, strict=True):
-            job.stream.stats.stage1_seconds += seconds
-            if isinstance(outcome, Exception):
-                self._fail(job, outcome)
-            else:
-                self._deliver(job, chunk, outcome.numpy())
-
-    def _ready(self, stream: SpeechStream, job: ChunkJob) -> Ready[SpeechStream]:
-        prompt = len(stream.speech.reference.speech_tokens)
-        return Ready(stream, stream.due, self._stage1.frames(prompt + len(job.tokens)))
-
-    def _next_job(self, stream: SpeechStream) -> ChunkJob:
-        jobs = self._jobs[stream]
-        job = jobs.popleft()
-        if not jobs:
-            del self._jobs[stream]
-        return job
-
-    def _chunk(self, job: ChunkJob) -> Chunk:
-        stream, segment = job.stream, job.segment
-        if job.opens_sentence:
-            self._on_sentence(stream, job.sentence)
-        if segment.state is None:
-            segment.state = self._stage1.open(stream.speech.reference, speed=stream.speech.speed)
-        return Chunk(segment.state, job.tokens, job.is_last, keep=job.hops_again)
-
-    def _decode(self, chunks: list[Chunk]) -> Sequence[Tensor | Exception]:
-        try:
-            return self._stage1.decode_together(chunks)
-        except Exception as error:  # e.g. out of memory: whose fault it was cannot be told, so all in the group end
-            log.exception("a solve of stage 1 failed")
-            return [error] * len(chunks)
-
-    def _deliver(self, job: ChunkJob, chunk: Chunk, samples: np.ndarray) -> None:
-        stream = job.stream
-        stream.stats.clipped_samples += chunk.state.clipped - job.segment.clipped
-        job.segment.clipped = chunk.state.clipped
-        before = cut = after = 0
-        if job.opens_sentence:
-            pause = stream.speech.sentences[job.sentence].pause_before_seconds
-            if not pause and stream.speech.first_sentence + job.sentence > 0:
-                pause = self._pause_seconds
-            before, cut = stream.silence.before(samples, pause)
-        stream.silence.sent(samples[cut:])
-        if job.ends_stream:
-            after = stream.silence.after(stream.speech.sentences[job.sentence].pause_after_seconds)
-        if len(samples) + before + after or job.ends_sentence:
-            stream.deliver(
-                samples[cut:],
-                job.sentence,
-                is_last=job.ends_stream,
-                ends_sentence=job.ends_sentence,
-                silence=(before, after),
-            )
-        if job.ends_stream:
-            stream.end(EndReason.LENGTH if stream.stats.length_capped else EndReason.STOP)
-
-    def _fail(self, job: ChunkJob, error: Exception) -> None:
-        self._jobs.pop(job.stream, None)
-        job.stream.fail(_as_generation_error(error))
-
-
 def _sentence_seed(seed: int, sentence: int) -> int:
     """Each sentence draws from its own generator; the first one has the request's seed."""
     return (seed + 0x9E3779B97F4A7C15 * sentence) % 2**63
-
-
-def _as_generation_error(error: Exception) -> SpeechError:
-    if isinstance(error, SpeechError):
-        return error
-    named = GenerationError(f"the request could not be spoken: {type(error).__name__}: {error}")
-    named.__cause__ = error
-    return named
