@@ -1,122 +1,20 @@
-"""The page in a real browser: what is sent is heard, at once and whole, and Stop means stop.
+"""Speaking in the page: what is sent is heard, at once and whole, and Stop means stop."""
 
-Clicks are real ones, because browsers start sound only after a gesture. The player's probe tells the clock of its audio
-context, the level at the analyser, and samples received and played.
-"""
-
-import shutil
-import socket
-import threading
 import time
-import urllib.request
-import wave
-from collections.abc import Callable, Iterator
-from io import BytesIO
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from app.audio_format import to_pcm16
-from app.server import Server, build_app
 from app.settings import Settings
 from runtime import Engine
 from tests.app.fake_engine import RATE, FakeEngine, tone
+from tests.app.site import INSECURE_HOST, Site, probe, result_of, wait_for
 
 pytestmark = pytest.mark.browser
 
-FLAGS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--disable-background-networking"]
-INSECURE_HOST = "lan.example"  # a name without a certificate, as in a home network: no AudioWorklet there
 AT_ONCE = 0.3  # seconds from the click on Stop to an idle engine
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    flags = [*FLAGS, f"--host-resolver-rules=MAP {INSECURE_HOST} 127.0.0.1"]
-    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
-    with sync_playwright() as playwright:
-        program = next(filter(None, map(shutil.which, names)), playwright.chromium.executable_path)
-        if not Path(program).exists():
-            pytest.fail(
-                "no Chromium here; install your system's chromium or run `playwright install chromium`, "
-                "or leave these tests out with -m 'not browser'"
-            )
-        browser = playwright.chromium.launch(executable_path=program, args=flags)
-        yield browser
-        browser.close()
-
-
-class Site:
-    """Pages of one server around an engine, on a free port. Leaving it closes the pages first, then the server."""
-
-    def __init__(self, chromium: Browser, reference: Path, engine: FakeEngine | Engine, settings: Settings) -> None:
-        self._chromium, self._reference = chromium, reference
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._server = Server(build_app(engine, settings), engine)
-        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
-        self._thread.start()
-        self._contexts: list[BrowserContext] = []
-        self._errors: list[object] = []
-
-    def visit(self, host: str = "127.0.0.1") -> Page:
-        context = self._chromium.new_context()
-        self._contexts.append(context)
-        page = context.new_page()
-        page.on("pageerror", lambda error: self._errors.append(error))
-        page.goto(f"http://{host}:{self._listener.getsockname()[1]}")
-        page.locator("#speak").wait_for()
-        return page
-
-    def visit_and_fill_in(self, host: str = "127.0.0.1") -> Page:
-        page = self.visit(host)
-        page.locator("#text textarea").fill("A text of some length, that takes about three seconds.")
-        page.locator("#reference input[type=file]").set_input_files(str(self._reference))
-        page.get_by_text("2.0 s at 24 kHz").wait_for()
-        return page
-
-    def close(self) -> None:
-        for context in self._contexts:
-            context.close()
-        self._server.should_exit = True
-        self._thread.join(20)
-        self._listener.close()
-        assert self._errors == []  # of the page's own scripts
-        assert not self._thread.is_alive()
-
-
-@pytest.fixture
-def site(chromium: Browser, reference: Path) -> Iterator[Callable[..., Site]]:
-    opened: list[Site] = []
-
-    def open_site(engine: FakeEngine | Engine, settings: Settings | None = None) -> Site:
-        opened.append(Site(chromium, reference, engine, settings or Settings()))
-        return opened[-1]
-
-    yield open_site
-    for one in opened:
-        one.close()
-
-
-def probe(page: Page) -> dict[str, Any]:
-    return page.evaluate("mynahPlayer.probe()")
-
-
-def wait_for(page: Page, condition: str, seconds: float = 8.0) -> None:
-    try:
-        page.wait_for_function(
-            f"(() => {{ const p = mynahPlayer.probe(); return {condition}; }})()", timeout=1000 * seconds
-        )
-    except Exception as late:
-        raise AssertionError(f"{condition} never held: {probe(page)}") from late
-
-
-def result_of(page: Page) -> bytes:
-    """Samples of the finished file, as the page offers it for download."""
-    link = page.locator("#result a[download]")
-    link.wait_for()
-    with urllib.request.urlopen(str(link.get_attribute("href"))) as answer, wave.open(BytesIO(answer.read())) as file:
-        return file.readframes(file.getnframes())
 
 
 def test_sound_is_heard_before_the_request_has_ended_and_every_sample_of_it(site: Callable[..., Site]) -> None:
@@ -203,7 +101,7 @@ def test_a_broken_recording_is_told_when_it_arrives(site: Callable[..., Site], t
     here = site(FakeEngine())
     page = here.visit()
     page.locator("#reference input[type=file]").set_input_files(str(broken))
-    told = page.locator(".mynah-verdict.bad")
+    told = page.locator("#part [data-level=bad] strong:not(:empty)")
     told.wait_for()
     assert "broken.wav" in told.inner_text() and str(tmp_path) not in told.inner_text()
 
@@ -246,7 +144,7 @@ def test_the_second_tab_waits_for_its_turn(site: Callable[..., Site]) -> None:
     first.locator("#speak").click()
     wait_for(first, "p.state !== 'waiting'")
     second.locator("#speak").click()
-    second.get_by_text("queue: 1/1").wait_for()
+    second.get_by_text("Waiting for a free place: place 1 of 1").wait_for()
     assert probe(second)["state"] == "waiting"
     for page in (first, second):
         wait_for(page, "p.state === 'done'")
