@@ -60,7 +60,8 @@ class FakeStream:
         self._engine = engine
         self._closed = threading.Event()
         self._started_at = time.monotonic()
-        self.closed_at: float | None = None  # epoch seconds
+        self.first_at: float | None = None  # epoch seconds, like the next
+        self.closed_at: float | None = None
         seed = request.seed if request.seed is not None else 7
         texts = request.text.split(". ")
         self.speech = SimpleNamespace(sentences=[SimpleNamespace(text=text) for text in texts])
@@ -89,6 +90,7 @@ class FakeStream:
         samples = tone(stats.samples, min(size, total - stats.samples))
         if stats.first_audio_seconds is None:
             stats.first_audio_seconds = time.monotonic() - self._started_at
+            self.first_at = time.time()
         sentence = stats.samples * stats.sentences // total
         chunk = AudioChunk(samples, RATE, stats.chunks, sentence, stats.samples + len(samples) == total)
         stats.chunks += 1

@@ -19,7 +19,13 @@ from app.settings import Settings
 from runtime import Engine
 from tests.app.fake_engine import FakeEngine
 
+AUDIO = Path(__file__).parents[1] / "audio"
 FLAGS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--disable-background-networking"]
+FLAGS += [  # a microphone that hears a recording
+    "--use-fake-ui-for-media-stream",
+    "--use-fake-device-for-media-stream",
+    f"--use-file-for-fake-audio-capture={AUDIO / 'en_noisy_48k_mono.wav'}",
+]
 INSECURE_HOST = "lan.example"  # a name without a certificate, as in a home network: no AudioWorklet there
 
 

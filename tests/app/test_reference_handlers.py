@@ -47,6 +47,7 @@ def test_what_takes_longer_refines_the_verdict(voices: ReferenceHandlers) -> Non
         ("half.wav", b"RIFF\x24\x00\x00\x00WAVEfm"),
         ("header.wav", (AUDIO / "en_u8_44k1_mono.wav").read_bytes()[:44]),
     ],
+    ids=("zero", "random", "half", "header"),
 )
 def test_broken_files_are_one_sentence_without_a_path(
     voices: ReferenceHandlers, tmp_path: Path, name: str, content: bytes
