@@ -12,7 +12,7 @@ from typing import Any
 
 from app.cli import build_parser, engine_settings, read_request, say, tell
 from app.figures import NOISE_NOTICE
-from app.settings import FIRST_PORT, Settings
+from app.settings import FIRST_PORT, SPACE, Settings
 from runtime import Engine, RequestError, SpeechError, resolve_checkpoint
 
 
@@ -42,9 +42,9 @@ def main(
 def read_settings(args: Namespace, environment: Mapping[str, str]) -> Settings:
     """Flags over what a Space needs over the defaults."""
     names = ("model", "lm", "source", "host", "port", "open_browser")
-    space: dict[str, Any] = (
-        {"host": "0.0.0.0", "port": FIRST_PORT, "open_browser": False} if "SPACE_ID" in environment else {}
-    )
+    space: dict[str, Any] = {}
+    if "SPACE_ID" in environment:
+        space = SPACE | {"model": environment.get("MYNAH_MODEL", "demo")}  # a Space starts without flags
     given = {name: value for name, value in vars(args).items() if name in names}
     return Settings(**(space | given), engine=engine_settings(args))
 

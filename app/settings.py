@@ -6,6 +6,16 @@ from typing import Literal
 from runtime import EngineSettings, RequestError
 
 FIRST_PORT = 7860
+SPACE = {  # what a public place needs otherwise: reached from outside, shared by strangers, nothing kept
+    "host": "0.0.0.0",
+    "port": FIRST_PORT,
+    "open_browser": False,
+    "page_streams": 2,
+    "page_waiting": 16,
+    "largest_upload": "20mb",
+    "cache_seconds": 600,
+    "longest_text": 600,
+}
 
 
 @dataclass(frozen=True, slots=True)
