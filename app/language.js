@@ -16,8 +16,8 @@
 
   const translated = (english) => {
     if (language === "en") return english;
-    const text = english.trim();
-    const around = (chinese) => english.replace(text, () => chinese);
+    const text = english.trim().replace(/\s+/g, " ");
+    const around = (chinese) => english.replace(/\S[^]*\S|\S/, () => chinese);
     if (exact.has(text)) return around(exact.get(text));
     for (const [pattern, chinese] of patterns) {
       const found = pattern.exec(text)?.slice(1);

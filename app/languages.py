@@ -35,6 +35,10 @@ def notices(text: str, language: str) -> list[str]:
     found = scripts(text)
     strange = [name for name in found if name not in _SCRIPTS.values()]
     said = [f"The model never learned {name} letters; it will guess at them." for name in strange]
+    if text.strip() and not any(map(str.isalnum, text)):
+        said.append("There is nothing to speak in it; write a word.")
+    if signs := dict.fromkeys(sign for sign in text if unicodedata.category(sign) == "So" and sign != "°"):
+        said.append(f"Not spoken: {' '.join(signs)}")
     if language == AUTO or not found or strange:
         return said
     if not any(name in _WRITTEN_IN.get(language, {"latin"}) for name in found):

@@ -2,6 +2,8 @@
 //
 // The component's value goes to the server with Speak: `window` in seconds, and in `stale_words` the transcript that
 // was written for another cut of the recording.
+document.documentElement.classList.toggle("mynah-insecure", !isSecureContext);
+
 window.mynahReference = (element, props, watch) => {
   const find = (name) => element.querySelector(`[data-ref=${name}]`);
   const [begin, end, canvas] = ["begin", "end", "wave"].map(find);

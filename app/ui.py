@@ -22,6 +22,8 @@ _SCRIPTS = ("language", "sinks", "player", "drawings", "panel", "reference", "dr
 _HEADER = """<header class="mynah-header"><h1>Mynah</h1>
 <p>Give it a few seconds of a voice and a text, and hear it speak while it is still being made.</p>
 <button type="button" class="pill" id="language">中文</button></header>"""
+_NO_MICROPHONE = """<p class="mynah-no-microphone">No microphone here: browsers give it to https pages and to this
+machine's own. Upload a recording instead.</p>"""
 _KEYS = """<p class="mynah-keys"><kbd>Ctrl</kbd> <kbd>Enter</kbd> <span>speaks</span> · <kbd>Esc</kbd>
 <span>stops</span> · <kbd>Space</kbd> <span>plays and pauses</span></p>"""
 
@@ -143,6 +145,7 @@ def _task() -> gr.Radio:
 def _voice(voices: ReferenceHandlers) -> tuple[gr.Audio, gr.HTML, gr.Checkbox]:
     """The place for a voice: recording, verdict with the part that is used, and consent."""
     reference = _recording("Voice", "reference")
+    gr.HTML(_NO_MICROPHONE)
     part = gr.HTML(
         html_template=_markup("reference"),
         js_on_load=_ON_LOAD_REFERENCE,

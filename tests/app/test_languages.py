@@ -20,6 +20,14 @@ def test_known_languages_need_no_words() -> None:
         assert notices(text, AUTO) == []
 
 
+def test_a_text_without_words_is_told() -> None:
+    """Input 9: before the engine is asked."""
+    for text in ("...", "？！", "🙂 🙂"):
+        assert "nothing to speak" in notices(text, AUTO)[0], text
+    assert notices("Hi 🙂🙂, 20 °C", AUTO) == ["Not spoken: 🙂"]
+    assert notices("   ", AUTO) == []
+
+
 def test_a_choice_that_the_text_contradicts_is_told() -> None:
     assert "not written in 中文" in notices("Hello there.", "zh")[0]
     assert notices("你好，Jack。", "zh") == []

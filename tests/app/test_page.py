@@ -148,6 +148,7 @@ def test_an_engine_slower_than_sound_rebuffers_instead_of_stuttering(site: Calla
 def test_a_page_without_a_certificate_plays_through_scheduled_buffers(site: Callable[..., Site]) -> None:
     here = site(FakeEngine(seconds=1.5, rtf=0.4, chunk_seconds=0.2))
     page = here.visit_and_fill_in(INSECURE_HOST)
+    assert page.get_by_text("No microphone here").is_visible()
     page.locator("#speak").click()
     wait_for(page, "p.rms > 0.1")
     wait_for(page, "p.state === 'done'")
