@@ -79,7 +79,7 @@ window.mynahReference = (element, props, watch) => {
     if (props.value === report) return;
     const same = props.value && report && props.value.key === report.key; // refined afterwards; the cut stays
     const {window: cut, stale_words: stale = null} = report ?? {};
-    report = props.value && {...props.value};
+    report = props.value?.headline ? {...props.value} : null;
     if (report) {
       // Words that came together with the recording, as those of an example, are no old ones.
       report.stale_words = same ? stale : former && words() === former ? former : null;

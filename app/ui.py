@@ -75,6 +75,7 @@ def build_page(engine: Engine, settings: Settings) -> gr.Blocks:
     voices = ReferenceHandlers(Transcriber(settings.transcription), load_examples())
     handlers = Handlers(engine, settings, voices)
     with gr.Blocks(title="Mynah", analytics_enabled=False, delete_cache=(600, settings.cache_seconds)) as page:
+        # Fields hold "" and not None, so that scripts may leave them out.
         gr.HTML(_HEADER)
         if not engine.checkpoint.makes_speech:
             notice = html.escape(NOISE_NOTICE).replace(OFFICIAL, f"<code>{OFFICIAL}</code>")
@@ -88,6 +89,7 @@ def build_page(engine: Engine, settings: Settings) -> gr.Blocks:
             with gr.Column(min_width=320):
                 text_box, text, language = _text()
                 instruction = gr.Textbox(
+                    "",
                     label="How to say it",
                     placeholder="Slowly and softly, as if telling a secret.",
                     visible=False,
@@ -122,7 +124,12 @@ def build_page(engine: Engine, settings: Settings) -> gr.Blocks:
         speaking.failure(None, js=_ON_FAILURE)
         stop.click(handlers.stop, job, None, js=_ON_STOP, queue=False, api_visibility="private")
         task.change(
-            show_fields, task, [transcript_box, instruction, source_box, text_box], queue=False, show_progress="hidden"
+            show_fields,
+            task,
+            [transcript_box, instruction, source_box, text_box],
+            queue=False,
+            show_progress="hidden",
+            api_visibility="private",
         )
         page.unload(handlers.leave)
     page.queue(max_size=settings.page_waiting)
@@ -147,6 +154,7 @@ def _voice(voices: ReferenceHandlers) -> tuple[gr.Audio, gr.HTML, gr.Checkbox]:
     reference = _recording("Voice", "reference")
     gr.HTML(_NO_MICROPHONE)
     part = gr.HTML(
+        {},
         html_template=_markup("reference"),
         js_on_load=_ON_LOAD_REFERENCE,
         apply_default_css=False,
@@ -169,6 +177,7 @@ def _recording(label: str, name: str) -> gr.Audio:
 def _transcript(voices: ReferenceHandlers, reference: gr.Audio, part: gr.HTML) -> tuple[gr.Column, gr.Textbox]:
     with gr.Column(elem_classes="mynah-tight") as box:
         transcript = gr.Textbox(
+            "",
             label="Words spoken in the voice recording",
             info="Optional. With them the likeness is closer; without, the text may be in another language.",
             elem_id="transcript",
@@ -192,7 +201,7 @@ def _transcript(voices: ReferenceHandlers, reference: gr.Audio, part: gr.HTML) -
 
 def _text() -> tuple[gr.Column, gr.Textbox, gr.Dropdown]:
     with gr.Column(elem_classes="mynah-tight") as box:
-        text = gr.Textbox(label="Text", lines=4, placeholder="What should it say?", elem_id="text")
+        text = gr.Textbox("", label="Text", lines=4, placeholder="What should it say?", elem_id="text")
         language = gr.Dropdown(
             [("Auto", AUTO), *((name, code) for code, name in KNOWN.items())],
             value=AUTO,
@@ -211,7 +220,7 @@ def _settings(engine: Engine) -> list[gr.components.Component]:
     with gr.Accordion("More settings", open=False):
         with gr.Row():
             speed = gr.Slider(0.5, 2.0, value=1.0, step=0.05, label="Speed")
-            seed = gr.Textbox(label="Seed", placeholder="a new one each time", elem_id="seed")
+            seed = gr.Textbox("", label="Seed", placeholder="a new one each time", elem_id="seed")
         with gr.Row():
             temperature = gr.Slider(0.0, 1.5, value=1.0, step=0.05, label="Temperature")
             top_p = gr.Slider(0.05, 1.0, value=ras.top_p, step=0.05, label="Top-p")
