@@ -9,6 +9,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page
 
+from app.examples import load_examples
 from app.settings import Settings
 from tests.app.fake_engine import FakeEngine
 from tests.app.site import AUDIO, Site, probe, upload, wait_for
@@ -155,6 +156,27 @@ def test_a_language_that_the_model_does_not_know_is_told_before_it_speaks(site: 
     page.locator("#text textarea").fill("नमस्ते")
     page.locator("#text textarea").blur()
     page.get_by_text("never learned Devanagari letters").wait_for()
+
+
+def test_examples_need_no_upload(site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_bytes((AUDIO / "zero_shot_prompt.wav").read_bytes())
+    words = "希望你以后能够做的比我还好呦。"
+    card = {"name": "Ada", "transcript": words, "licence": "CC0"}
+    (tmp_path / "a.json").write_text(json.dumps(card), encoding="utf-8")
+    engine = FakeEngine(seconds=0.3)
+    monkeypatch.setattr("app.ui.load_examples", lambda: [])
+    assert site(engine).visit().locator("#examples").count() == 0  # nothing to try, no row
+    monkeypatch.setattr("app.ui.load_examples", lambda: load_examples(tmp_path))
+    page = site(engine).visit()
+    page.get_by_text("Ada (CC0)").click()
+    page.get_by_text("A good recording.").wait_for()
+    assert page.locator("#transcript textarea").input_value() == words
+    assert not page.locator("#part [data-ref=stale]").is_visible()
+    page.locator("#text textarea").fill("你好。")
+    page.locator("#consent input").check()
+    page.locator("#speak").click()
+    wait_for(page, "p.state === 'done'")
+    assert engine.requests[0].transcript == words
 
 
 def test_the_status_line_tells_what_runs_and_its_memory(site: Callable[..., Site]) -> None:
