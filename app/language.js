@@ -19,6 +19,7 @@
     const text = english.trim().replace(/\s+/g, " ");
     const around = (chinese) => english.replace(/\S[^]*\S|\S/, () => chinese);
     if (exact.has(text)) return around(exact.get(text));
+    if (text.includes(" · ")) return around(text.split(" · ").map(translated).join(" · "));
     for (const [pattern, chinese] of patterns) {
       const found = pattern.exec(text)?.slice(1);
       if (found) return around(found.reduce((said, part) => said.replace("{}", () => translated(part)), chinese));

@@ -14,11 +14,11 @@ window.mynahPanel = (element, player) => {
     asked: "Correct it, or press Speak again to go on as it is.",
   };
   // The place in line, from the status that Gradio keeps over the panel.
+  const around = element.closest("#player") ?? element;
   const place = () => {
     const [, first, last] = /(\d+)\s*\/\s*(\d+)/.exec(around.querySelector(".progress-text")?.textContent ?? "") ?? [];
     return first ? `: place ${first} of ${last}` : "";
   };
-  const around = element.closest("#player") ?? element;
   const find = (name) => element.querySelector(`[data-mynah=${name}]`);
   const seconds = (value, digits = 2) => (value == null ? "–" : `${value.toFixed(digits)} s`);
   const [card, canvas, seek, play, progress] = ["card", "wave", "seek", "play", "progress"].map(find);

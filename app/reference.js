@@ -13,11 +13,11 @@ window.mynahReference = (element, props, watch) => {
 
   const keep = () => { props.value = report; };
 
-  const choose = ([from, to], byHand) => {
+  const choose = ([from, to]) => {
     const room = Math.min(0.5, report.seconds);
     from = Math.max(0, Math.min(from, report.seconds - room));
-    report = {...report, window: [from, Math.min(report.seconds, Math.max(to, from + room))]};
-    if (byHand) report.stale_words = words() || null;
+    to = Math.min(report.seconds, Math.max(to, from + room));
+    report = {...report, window: [from, to], stale_words: words() || null};
     show();
     keep();
   };
@@ -55,10 +55,10 @@ window.mynahReference = (element, props, watch) => {
       item.textContent = remark;
       return item;
     }));
-    const whole = report.window !== undefined;
-    find("strip").hidden = find("choice").hidden = !whole;
+    const readable = report.window !== undefined;
+    find("strip").hidden = find("choice").hidden = !readable;
     find("stale").hidden = !(report.stale_words && report.stale_words === words());
-    if (!whole) return;
+    if (!readable) return;
     begin.max = end.max = report.seconds;
     [begin.value, end.value] = report.window;
     const [from, to] = report.window.map((edge) => edge.toFixed(1));
@@ -66,15 +66,23 @@ window.mynahReference = (element, props, watch) => {
     draw();
   };
 
-  begin.oninput = () => choose([Number(begin.value), report.window[1]], true);
-  end.oninput = () => choose([Math.min(report.window[0], end.value - 0.5), Number(end.value)], true);
-  find("proposed").onclick = () => choose(report.proposed, true);
-  find("whole").onclick = () => choose([0, report.seconds], true);
+  begin.oninput = () => choose([Number(begin.value), report.window[1]]);
+  end.oninput = () => choose([Math.min(report.window[0], end.value - 0.5), Number(end.value)]);
+  find("proposed").onclick = () => choose(report.proposed);
+  find("whole").onclick = () => choose([0, report.seconds]);
   addEventListener("input", ({target}) => {
     if (!report || !target.closest("#transcript")) return;
     former = words();
     show();
   });
+  const fresh = () => { // the words were just written down from this cut
+    former = words();
+    if (!report) return;
+    report = {...report, stale_words: null};
+    show();
+    keep();
+  };
+  addEventListener("mynah-words", () => setTimeout(fresh, 100)); // the field shows them a moment later
   watch("value", () => {
     if (props.value === report) return;
     const same = props.value && report && props.value.key === report.key; // refined afterwards; the cut stays

@@ -32,9 +32,7 @@ _ON_LOAD_REFERENCE = "mynahReference(element, props, watch);"
 _ON_SPEAK = "(...inputs) => [...inputs.slice(0, -1), mynahPlayer.begin()]"  # the last input is the job's number
 _ON_STOP = "() => [mynahPlayer.stop()]"
 _ON_FAILURE = "() => mynahPlayer.fail('the page lost the engine; reload it and try again')"
-_WORDS_ARE_NEW = (
-    "() => document.querySelector('#transcript textarea')?.dispatchEvent(new Event('input', {bubbles: true}))"
-)
+_WORDS_ARE_NEW = "() => dispatchEvent(new Event('mynah-words'))"
 
 
 def scripts() -> list[str]:
@@ -88,13 +86,7 @@ def build_page(engine: Engine, settings: Settings) -> gr.Blocks:
                 advanced = _settings(engine)
             with gr.Column(min_width=320):
                 text_box, text, language = _text()
-                instruction = gr.Textbox(
-                    "",
-                    label="How to say it",
-                    placeholder="Slowly and softly, as if telling a secret.",
-                    visible=False,
-                    elem_id="instruction",
-                )
+                instruction = _instruction()
                 with gr.Column(visible=False) as source_box:
                     source = _recording("Recording whose words are spoken", "source")
                 with gr.Row():
@@ -161,7 +153,8 @@ def _voice(voices: ReferenceHandlers) -> tuple[gr.Audio, gr.HTML, gr.Checkbox]:
         elem_id="part",
     )
     consent = gr.Checkbox(label="This voice is mine, or its owner agrees to being cloned", elem_id="consent")
-    reference.change(voices.judge, reference, part, queue=False, show_progress="hidden", api_name="judge")
+    # In a line of its own: only queued events may send more than one value.
+    reference.change(voices.judge, reference, part, concurrency_limit=4, show_progress="hidden", api_name="judge")
     return reference, part, consent
 
 
@@ -212,6 +205,16 @@ def _text() -> tuple[gr.Column, gr.Textbox, gr.Dropdown]:
     for event in (text.blur, language.change):
         event(text_notices, [text, language], notices, queue=False, show_progress="hidden", api_visibility="private")
     return box, text, language
+
+
+def _instruction() -> gr.Textbox:
+    return gr.Textbox(
+        "",
+        label="How to say it",
+        placeholder="Slowly and softly, as if telling a secret.",
+        visible=False,
+        elem_id="instruction",
+    )
 
 
 def _settings(engine: Engine) -> list[gr.components.Component]:

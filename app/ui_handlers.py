@@ -240,7 +240,7 @@ def _messages(stream: SpeechStream, expected: float, made: bytearray) -> Iterato
 
 def _ending(stats: StreamStats) -> Message:
     state = "stopped" if stats.ended is EndReason.CANCELLED else "done"
-    return {"state": state, "message": "; ".join(remarks(stats)), "figures": figures(stats)}
+    return {"state": state, "message": " · ".join(remarks(stats)), "figures": figures(stats)}
 
 
 @contextmanager

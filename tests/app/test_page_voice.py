@@ -1,8 +1,10 @@
 """The place for a voice in the page: every way in, the verdict, the part that is used, and words that went stale."""
 
 import base64
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from playwright.sync_api import Page
@@ -34,6 +36,14 @@ def test_an_m4a_is_a_voice_like_any_other(site: Callable[..., Site]) -> None:
     speak(page)
     wait_for(page, "p.state === 'done'")
     assert engine.requests[0].reference.seconds == pytest.approx(4.91, abs=0.05)  # the proposed part
+
+
+def test_what_takes_longer_is_told_later_and_leaves_the_chosen_part(site: Callable[..., Site]) -> None:
+    page = site(FakeEngine()).visit()
+    upload(page, AUDIO / "two_voices_16k_stereo.wav")
+    page.locator("#part [data-ref=whole]").click()
+    page.get_by_text("Its two channels hold different voices").wait_for()
+    assert "Used: 0.0 to 5.0 s" in page.locator("#part [data-ref=part]").inner_text()
 
 
 def test_the_lit_part_is_what_is_used(site: Callable[..., Site]) -> None:
@@ -165,10 +175,31 @@ def test_aac_under_the_name_of_a_wav_is_judged_by_its_content(site: Callable[...
     assert told(page) == "A good recording."
 
 
+def test_words_that_were_just_written_down_are_not_stale(
+    site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Whisper:
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def transcribe(self, *_: object, **__: object) -> tuple[list[SimpleNamespace], None]:
+            return [SimpleNamespace(text="希望你以后能够做的比我还好呦。")], None
+
+    monkeypatch.setitem(sys.modules, "faster_whisper", SimpleNamespace(WhisperModel=Whisper))
+    page = site(FakeEngine()).visit()
+    upload(page, AUDIO / "zero_shot_prompt.wav")
+    words = page.locator("#transcript textarea")
+    words.fill("希望你以后能够做的比我还好呦。")
+    page.locator("#part [data-ref=whole]").click()
+    page.locator("#part [data-ref=stale]").wait_for()
+    page.locator("#write").click()
+    page.locator("#part [data-ref=stale]").wait_for(state="hidden")
+    assert words.input_value() == "希望你以后能够做的比我还好呦。"
+
+
 def test_writing_the_words_down_says_what_is_missing(
     site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "faster_whisper", None)
+    monkeypatch.setitem(sys.modules, "faster_whisper", None)
     page = site(FakeEngine()).visit()
     upload(page, AUDIO / "en_clean_24k.m4a")
     page.locator("#write").click()
