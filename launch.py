@@ -10,9 +10,13 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Any
 
-from app.cli import build_parser, engine_settings, read_request, say, tell
+from platformdirs import user_data_path
+
+from app.cli import build_parser, engine_settings, read_requests, say, tell
 from app.figures import NOISE_NOTICE
 from app.settings import FIRST_PORT, SPACE, Settings
+from app.voice_commands import run_voice_command
+from app.voices import VoiceLibrary
 from runtime import Engine, RequestError, SpeechError, resolve_checkpoint
 
 
@@ -23,10 +27,13 @@ def main(
     args = build_parser().parse_args(argv)
     try:
         settings = read_settings(args, environment)
+        library = None if settings.voices is None else VoiceLibrary(settings.voices)
+        if args.command == "voices":
+            return run_voice_command(args, library)
         if args.command == "say":
-            request = read_request(args)
+            requests = read_requests(args, library)
             with closing((open_engine or load_engine)(settings)) as engine:
-                return say(args, request, engine)
+                return say(args, requests, engine)
         listener = listen(settings.host, settings.port)
         with closing((open_engine or load_engine)(settings)) as engine:
             serve(engine, settings, listener)
@@ -40,13 +47,15 @@ def main(
 
 
 def read_settings(args: Namespace, environment: Mapping[str, str]) -> Settings:
-    """Flags over what a Space needs over the defaults."""
-    names = ("model", "lm", "source", "host", "port", "open_browser")
-    space: dict[str, Any] = {}
-    if "SPACE_ID" in environment:
-        space = SPACE | {"model": environment.get("MYNAH_MODEL", "demo")}  # a Space starts without flags
+    """Flags over what the place needs (a Space, or somebody's own machine) over the defaults."""
+    names = ("model", "lm", "source", "host", "port", "open_browser", "voices", "history")
+    place: dict[str, Any]
+    if "SPACE_ID" in environment:  # its visitors are strangers to each other, so it keeps neither voices nor jobs
+        place = SPACE | {"model": environment.get("MYNAH_MODEL", "demo")}  # it starts without flags
+    else:
+        place = {name: user_data_path("Mynah", appauthor=False) / name for name in ("voices", "history")}
     given = {name: value for name, value in vars(args).items() if name in names}
-    return Settings(**(space | given), engine=engine_settings(args))
+    return Settings(**(place | given), engine=engine_settings(args))
 
 
 def load_engine(settings: Settings) -> Engine:

@@ -1,6 +1,7 @@
 """Settings of the whole program, built once in launch.py and passed down."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from runtime import EngineSettings, RequestError
@@ -28,6 +29,8 @@ class Settings:
     host: str = "127.0.0.1"
     port: int | None = None  # None is 7860, or the next free one
     open_browser: bool = True
+    voices: Path | None = None  # where named voices are kept; None keeps them for a visit only
+    history: Path | None = None  # where finished jobs are kept, likewise
     page_streams: int = 4  # requests of pages that are spoken at the same time; further ones see their place in line
     page_waiting: int = 64
     largest_upload: str = "100mb"

@@ -10,11 +10,24 @@ from runtime.errors import (
     RequestError,
     SpeechError,
 )
-from runtime.frontend.audio import load_clip
+from runtime.frontend.audio import check_reference, load_clip
+from runtime.frontend.markup import load_words, parse_words
 from runtime.hub import OFFICIAL, resolve_checkpoint
+from runtime.pace import expected_seconds
 from runtime.settings import EngineSettings, Precision
 from runtime.stream import SpeechStream
-from runtime.types import AudioChunk, AudioClip, EndReason, Mode, SamplingParams, SpeechRequest, StreamStats
+from runtime.types import (
+    AudioChunk,
+    AudioClip,
+    EndReason,
+    Mode,
+    PlannedSentence,
+    SamplingParams,
+    SpeechPlan,
+    SpeechRequest,
+    SpokenSentence,
+    StreamStats,
+)
 
 __all__ = [
     "OFFICIAL",
@@ -29,13 +42,20 @@ __all__ = [
     "GenerationError",
     "Mode",
     "Overloaded",
+    "PlannedSentence",
     "Precision",
     "RequestError",
     "SamplingParams",
     "SpeechError",
+    "SpeechPlan",
     "SpeechRequest",
     "SpeechStream",
+    "SpokenSentence",
     "StreamStats",
+    "check_reference",
+    "expected_seconds",
     "load_clip",
+    "load_words",
+    "parse_words",
     "resolve_checkpoint",
 ]

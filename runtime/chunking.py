@@ -6,8 +6,11 @@ sounds the same on a slow and on a fast machine.
 
 from collections.abc import Set
 from dataclasses import dataclass
+from typing import Literal
 
 from runtime.errors import RequestError
+
+HopPlan = Literal["latency", "throughput"]
 
 
 class SilenceThinner:
@@ -33,7 +36,11 @@ class Cut:
 
 
 class ChunkSchedule:
-    """How many tokens to wait for, chunk after chunk: 25 + pad, 50, 100, 100, ..., then the rest. One per segment.
+    """How many tokens to wait for, chunk after chunk. One per segment.
+
+    `latency` is the official loop: 25 + pad, 50, 100, 100, ..., then the rest. `throughput` takes the same first hop
+    and then everything, as each further hop solves again what was solved before; only what passes `cap_tokens` is cut
+    there, so that a long sentence does not let its listener wait.
 
     The first chunk is longer by `pad`, which brings prompt and emitted tokens onto the 25-token grid of the streaming
     mask (spec 4.4); from there every hop is a multiple of the grid. The hop lives here and not in the model, so that
@@ -44,21 +51,32 @@ class ChunkSchedule:
         self,
         prompt_tokens: int,
         *,
+        hops: HopPlan = "latency",
         grid: int = 25,
         lookahead: int = 3,
         first_hop: int | None = None,
+        cap_tokens: int | None = None,
         streaming: bool = True,
     ) -> None:
         hop = grid if first_hop is None else first_hop
-        if hop < grid or hop % grid:
-            raise RequestError(f"a hop of {hop} tokens is off the grid; choose a multiple of {grid}")
+        limit = 4 * grid if cap_tokens is None else cap_tokens
+        for tokens in (hop, limit):
+            if tokens < grid or tokens % grid:
+                raise RequestError(f"a hop of {tokens} tokens is off the grid; choose a multiple of {grid}")
         self._lookahead = lookahead
         self._hop = hop
-        self._hop_limit = 4 * grid
+        self._hop_limit = limit
+        self._hops = hops
         self._pad = -prompt_tokens % grid
         self._streaming = streaming
         self._emitted = 0
+        self._further = False  # a second hop was taken
         self._done = False
+
+    @property
+    def hops_again(self) -> bool:
+        """Whether another hop is likelier than the rest: with `throughput` only in what is long already."""
+        return self._hops == "latency" or self._further
 
     def next(self, available: int, finished: bool) -> Cut | None:
         """The next cut, when `available` tokens allow one; None to wait, and after the last."""
@@ -66,8 +84,9 @@ class ChunkSchedule:
             return None
         hop = self._hop + (self._pad if self._emitted == 0 else 0)
         if self._streaming and available - self._emitted >= hop + self._lookahead:
+            self._further = self._emitted > 0
             self._emitted += hop
-            self._hop = min(self._hop_limit, 2 * self._hop)
+            self._hop = self._hop_limit if self._hops == "throughput" else min(self._hop_limit, 2 * self._hop)
             return Cut(self._emitted + self._lookahead, is_last=False)
         if not finished:
             return None

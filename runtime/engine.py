@@ -16,14 +16,22 @@ import psutil
 import torch
 
 from runtime.checkpoint import Checkpoint
+from runtime.chunking import HopPlan
 from runtime.errors import EngineUnavailable, GenerationError, Overloaded
 from runtime.frontend.prepare import Frontend
 from runtime.settings import EngineSettings
 from runtime.stage0.base import build_stage0
 from runtime.stage1.base import build_stage1
 from runtime.stream import SpeechStream
-from runtime.types import PreparedSpeech, SpeechRequest, StreamStats
+from runtime.types import PreparedSpeech, SpeechPlan, SpeechRequest, SpokenSentence, StreamStats
 from runtime.workers import ChunkJob, Stage0Worker, Stage1Worker
+
+# Arithmetic fills a CPU with one stream, so that company would only wait for each other.
+GROUP_FRAMES = {"cuda": 16_384, "cpu": 1}
+HOPS: dict[HopPlan, str] = {
+    "latency": "growing (latency)",
+    "throughput": "one, then the rest (throughput)",
+}
 
 
 class Engine:
@@ -37,12 +45,14 @@ class Engine:
         self._frontend = Frontend(checkpoint, self.settings)
         self._stage0 = build_stage0(checkpoint, self.settings, device)
         self._stage1 = build_stage1(checkpoint, self.settings, device)
+        self._hops = resolve_hops(self.settings, device)
         self._lock = threading.Lock()
         self._streams: set[SpeechStream] = set()
         self._closed: str | None = None  # why no more requests are taken
         self._worker0 = Stage0Worker(
             self._stage0,
             checkpoint.config,
+            hops=self._hops,
             max_streams=self.settings.max_streams,
             capacity_tokens=lambda stream: self._stage1.capacity_tokens(stream.speech.reference),
             hand_over=self._hand_over,
@@ -50,7 +60,7 @@ class Engine:
         )
         self._worker1 = Stage1Worker(
             self._stage1,
-            sample_rate=checkpoint.config.sample_rate,
+            frame_limit=self.settings.group_frames or GROUP_FRAMES[device.type],
             sentence_pause_seconds=self.settings.sentence_pause_seconds,
             on_sentence=lambda stream, sentence: self._worker0.post(self._worker0.sentence_begun, stream, sentence),
             on_death=self._worker_died,
@@ -62,6 +72,13 @@ class Engine:
         """Everything before the stages. Raises RequestError for what the caller can fix."""
         return self._frontend.prepare(request)
 
+    def plan(self, request: SpeechRequest) -> SpeechPlan:
+        """The sentences as they will be spoken, with estimated lengths. Looks at the text alone: any reference will do.
+
+        Raises RequestError for a text, word list, transcript or instruction that cannot be spoken.
+        """
+        return self._frontend.plan(request)
+
     def stream(self, request: SpeechRequest) -> SpeechStream:
         """Prepares a request now and speaks it once the stream is entered.
 
@@ -70,12 +87,14 @@ class Engine:
         requested_at = time.monotonic()
         self._check_open()
         speech = self.prepare(request)
+        rate = self.checkpoint.config.sample_rate
         stats = StreamStats(
             mode=speech.mode,
             seed=speech.seed,
             sampling=speech.sampling,
             sentences=len(speech.sentences),
-            sample_rate=self.checkpoint.config.sample_rate,
+            sample_rate=rate,
+            spoken=[SpokenSentence(each.text, each.expected_seconds, rate, each.written) for each in speech.sentences],
             prepare_seconds=time.monotonic() - requested_at,
             warnings=list(speech.warnings),
         )
@@ -98,6 +117,7 @@ class Engine:
             **self._frontend.describe(),
             **{f"stage 0 {name}": value for name, value in self._stage0.describe().items()},
             **self._stage1.describe(),
+            "hops": HOPS[self._hops],
         }
 
     def memory(self) -> str:
@@ -174,3 +194,10 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise EngineUnavailable(f"device {name!r} was asked for, but {torch.cuda.device_count()} CUDA devices are here")
     return device
+
+
+def resolve_hops(settings: EngineSettings, device: torch.device) -> HopPlan:
+    """On a CPU the arithmetic of a second hop costs more than the wait it saves."""
+    if settings.hops != "auto":
+        return settings.hops
+    return "throughput" if device.type == "cpu" and settings.fidelity == "intended" else "latency"

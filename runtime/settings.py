@@ -1,6 +1,7 @@
 """How we run a model: engines, devices, precision, limits. Built once, in launch.py, and passed down."""
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
 from runtime.errors import EngineUnavailable
@@ -12,18 +13,24 @@ Precision = Literal["float32", "bfloat16", "float16"]
 class EngineSettings:
     """One engine in one process."""
 
-    device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
-    stage0: Literal["auto", "torch"] = "auto"
-    estimator: Literal["auto", "torch"] = "auto"
+    device: str = "auto"  # auto, cpu, cuda, cuda:1
+    stage0: Literal["auto", "torch", "vllm"] = "auto"
+    stage0_memory_share: float = 0.2  # of the GPU's memory, with vllm; the rest is left to stage 1
+    export_folder: Path | None = None  # models written for engines that load from disk; None is ~/.cache/mynah
+    estimator: Literal["auto", "torch", "packed"] = "auto"  # auto is packed; torch is the plain one, and slower
     lm_precision: Precision = "float32"
     flow_precision: Precision = "float32"  # the vocoder stays in float32 (spec 9.31)
     fidelity: Literal["intended", "official"] = "intended"  # official keeps the reference's oddities (spec 9)
     final_attention: Literal["full", "chunked"] = "full"  # of a stream's last chunk; official is full (spec 6.2)
+    hops: Literal["auto", "latency", "throughput"] = "auto"  # auto is throughput on a CPU, unless it is to be official
     max_streams: int = 64  # spoken at the same time
     max_waiting: int = 256  # further requests that may wait for their turn
     chunk_queue: int = 4  # chunks made ahead of a consumer that does not read
     sentence_pause_seconds: float = 0.0
     reference_cache_bytes: int = 256 * 2**20
+    group_frames: int | None = None  # solved at once for several streams; None: 16,384 on a GPU, on a CPU one by one
+    voice_kv_bytes: int | None = None  # what the flow may keep of prompts; None: 6 GiB on a GPU, 512 MiB on a CPU
+    stream_kv_bytes: int | None = None  # and of live streams that are to hop again; None: as much
     onnx_threads: int = 0  # 0 leaves it to onnxruntime
 
     def __post_init__(self) -> None:
@@ -34,15 +41,23 @@ class EngineSettings:
         for name in ("max_streams", "max_waiting", "chunk_queue"):
             if given[name] < 1:
                 raise EngineUnavailable(f"{name} is {given[name]}; it must be at least 1")
+        if not 0 < self.stage0_memory_share < 1:
+            raise EngineUnavailable(f"stage0_memory_share is {self.stage0_memory_share}; it must be between 0 and 1")
+        for name in ("voice_kv_bytes", "stream_kv_bytes"):
+            if given[name] is not None and given[name] < 0:
+                raise EngineUnavailable(f"{name} is {given[name]}; it must be 0 or more")
+        if self.group_frames is not None and self.group_frames < 1:
+            raise EngineUnavailable(f"group_frames is {self.group_frames}; it must be at least 1")
         if self.sentence_pause_seconds < 0:
             raise EngineUnavailable(f"sentence_pause_seconds is {self.sentence_pause_seconds}; it must be 0 or more")
 
 
 _CHOICES = {
-    "stage0": ("auto", "torch"),
-    "estimator": ("auto", "torch"),
+    "stage0": ("auto", "torch", "vllm"),
+    "estimator": ("auto", "torch", "packed"),
     "lm_precision": get_args(Precision),
     "flow_precision": get_args(Precision),
     "fidelity": ("intended", "official"),
+    "hops": ("auto", "latency", "throughput"),
     "final_attention": ("full", "chunked"),
 }

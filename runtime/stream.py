@@ -13,6 +13,7 @@ from types import TracebackType
 import numpy as np
 
 from runtime.errors import SpeechError
+from runtime.silence import SilenceKeeper
 from runtime.types import AudioChunk, EndReason, PreparedSpeech, StreamStats
 
 
@@ -36,6 +37,7 @@ class SpeechStream:
     ) -> None:
         self.speech = speech
         self.stats = stats
+        self.silence = SilenceKeeper(stats.sample_rate)  # touched by the stage-1 worker alone
         self._requested_at = requested_at  # of time.monotonic
         self._chunk_queue = chunk_queue
         self._on_start, self._on_read, self._on_end = on_start, on_read, on_end
@@ -87,14 +89,36 @@ class SpeechStream:
         """False while the consumer has left too many chunks unread: no further one is made until it reads."""
         return self._unread < self._chunk_queue
 
-    def deliver(self, samples: np.ndarray, sentence: int, *, is_last: bool) -> None:
-        """Hands over sound; a stream that has ended meanwhile drops it."""
+    @property
+    def due(self) -> float:
+        """When its next sound is wanted, of time.monotonic: at once, or when what was delivered has been played."""
+        stats = self.stats
+        if stats.first_audio_seconds is None:
+            return self._requested_at
+        return self._requested_at + stats.first_audio_seconds + stats.audio_seconds
+
+    def deliver(
+        self,
+        samples: np.ndarray,
+        sentence: int,
+        *,
+        is_last: bool,
+        ends_sentence: bool,
+        silence: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Hands over sound with zeros before and after it; a stream that has ended meanwhile drops it."""
         with self._lock:
             if self.ended:
                 return
             stats = self.stats
             if stats.first_audio_seconds is None:
                 stats.first_audio_seconds = time.monotonic() - self._requested_at
+            spoken = stats.spoken[sentence]
+            if not spoken.samples:
+                spoken.start = stats.samples + silence[0]
+            spoken.samples += len(samples)
+            spoken.complete = ends_sentence
+            samples = np.pad(samples, silence) if any(silence) else samples
             chunk = AudioChunk(samples, stats.sample_rate, stats.chunks, sentence, is_last)
             stats.chunks += 1
             stats.samples += len(samples)

@@ -3,6 +3,7 @@
 Shapes: P reference speech tokens (25 Hz), F mel frames (50 Hz), M mel bins, E speaker dimensions, S samples.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from runtime.errors import GenerationError
+from runtime.pace import fits
 
 
 class Mode(StrEnum):
@@ -76,6 +78,8 @@ class SpeechRequest:
     streaming: bool = True  # False computes each sentence as one piece
     normalize: bool = True  # write numbers, units and symbols out as words
     trim: bool = False  # use the first 30 s of a longer reference
+    words: Mapping[str, str] = field(default_factory=dict)  # readings, put in place of words before anything else
+    first_sentence: int = 0  # begins there, with the sound that it has in the whole: a broken job goes on
 
     @property
     def mode(self) -> Mode:
@@ -125,9 +129,40 @@ class TokenStep:
 class Sentence:
     """One piece of a request, spoken by itself: a prompt for stage 0, or tokens that need no stage 0 (conversion)."""
 
-    text: str
+    text: str  # as it is spoken
+    written: str = ""  # the part of the request's text that it came from
     prompt: Stage0Prompt | None = None
     tokens: Tensor | None = None  # [n] int64
+    expected_seconds: float = 0.0  # of its sound, estimated from the text
+    pause_before_seconds: float = 0.0  # of silence; 0 leaves it to the settings
+    pause_after_seconds: float = 0.0  # the last sentence only
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSentence:
+    """A sentence before it is spoken."""
+
+    text: str  # as it is spoken: figures, units and words of the list written out
+    written: str  # the part of the request's text that it came from
+    expected_seconds: float  # of its speech, estimated
+    pause_before_seconds: float
+    pause_after_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechPlan:
+    """What a request will say, told without running a model."""
+
+    mode: Mode
+    sentences: tuple[PlannedSentence, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def expected_seconds(self) -> float:
+        """Of the whole, its pauses included."""
+        return sum(
+            each.pause_before_seconds + each.expected_seconds + each.pause_after_seconds for each in self.sentences
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,6 +176,7 @@ class PreparedSpeech:
     seed: int
     speed: float
     streaming: bool
+    first_sentence: int = 0  # the index that sentences[0] has in the whole text
     warnings: tuple[str, ...] = ()
 
 
@@ -156,6 +192,33 @@ class AudioChunk:
 
 
 @dataclass(slots=True)
+class SpokenSentence:
+    """What became of a sentence. Positions in samples from the start of the stream; pauses belong to no sentence."""
+
+    text: str  # as it was spoken
+    expected_seconds: float
+    sample_rate: int
+    written: str = ""  # the part of the request's text that it came from
+    start: int = 0
+    samples: int = 0  # that were delivered
+    tokens: int = 0  # speech tokens that were made
+    complete: bool = False
+
+    @property
+    def start_seconds(self) -> float:
+        return self.start / self.sample_rate
+
+    @property
+    def seconds(self) -> float:
+        return self.samples / self.sample_rate
+
+    @property
+    def odd_length(self) -> bool:
+        """True when the sound does not fit the text: words were probably lost or repeated."""
+        return self.complete and not fits(self.seconds, self.expected_seconds)
+
+
+@dataclass(slots=True)
 class StreamStats:
     """Figures of one stream, filled while it runs. Times in seconds from the moment the request was made."""
 
@@ -168,13 +231,14 @@ class StreamStats:
     first_audio_seconds: float | None = None
     total_seconds: float = 0.0
     stage0_seconds: float = 0.0  # steps this stream took part in; a batched step counts for each of its streams
-    stage1_seconds: float = 0.0
+    stage1_seconds: float = 0.0  # likewise
     tokens: int = 0  # speech tokens that reached stage 1
     dropped_tokens: int = 0  # silent or illegal ones that did not
     chunks: int = 0
     samples: int = 0
     clipped_samples: int = 0
     length_capped: list[int] = field(default_factory=list)  # sentences that the length limit cut
+    spoken: list[SpokenSentence] = field(default_factory=list)  # one per sentence, from the start
     ended: EndReason | None = None
     warnings: list[str] = field(default_factory=list)
 

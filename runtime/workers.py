@@ -6,7 +6,7 @@ Each owns its stage and what it knows of the streams. What passes between them i
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.chunking import ChunkSchedule, SilenceThinner
+from runtime.batching import Ready, next_group
+from runtime.chunking import ChunkSchedule, HopPlan, SilenceThinner
 from runtime.config import ModelConfig
 from runtime.errors import GenerationError, SpeechError
 from runtime.stage0.base import Stage0
-from runtime.stage1.decoder import Stage1, Stage1State
+from runtime.stage1.decoder import Chunk, Stage1, Stage1State
 from runtime.stream import SpeechStream
 from runtime.types import EndReason, Sentence, TokenStep
 from runtime.worker import Worker
@@ -32,7 +33,8 @@ class Segment:
 
     schedule: ChunkSchedule
     tokens: list[int] = field(default_factory=list)
-    state: Stage1State | None = None  # touched by the stage-1 worker alone
+    state: Stage1State | None = None  # this and what follows is touched by the stage-1 worker alone
+    clipped: int = 0  # samples that were told to the stats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +46,9 @@ class ChunkJob:
     segment: Segment
     tokens: Tensor  # [n] int64, from the start of the segment, look-ahead included
     is_last: bool  # of the segment
+    hops_again: bool  # the next piece of the segment is likely to be a hop as well
     opens_sentence: bool
+    ends_sentence: bool
     ends_stream: bool
 
 
@@ -73,6 +77,7 @@ class Stage0Worker(Worker):
         stage0: Stage0,
         config: ModelConfig,
         *,
+        hops: HopPlan,
         max_streams: int,
         capacity_tokens: Callable[[SpeechStream], int],
         hand_over: Callable[[ChunkJob], None],
@@ -81,6 +86,7 @@ class Stage0Worker(Worker):
         super().__init__("mynah-stage0", on_death)
         self._stage0 = stage0
         self._config = config
+        self._hops = hops
         self._max_streams = max_streams
         self._capacity_tokens = capacity_tokens
         self._hand_over = hand_over
@@ -166,7 +172,8 @@ class Stage0Worker(Worker):
             assert prompt is not None
             key = next(self._keys)
             try:
-                self._stage0.add(key, prompt, speech.sampling, _sentence_seed(speech.seed, speaking.sentence))
+                seed = _sentence_seed(speech.seed, speech.first_sentence + speaking.sentence)
+                self._stage0.add(key, prompt, speech.sampling, seed)
             except Exception as error:  # whatever it is, it belongs to this request
                 self._fail(speaking, _as_generation_error(error))
                 continue
@@ -196,11 +203,12 @@ class Stage0Worker(Worker):
         segment = speaking.segment
         assert segment is not None
         if len(segment.tokens) == self._capacity_tokens(speaking.stream):
-            self._cut(speaking, finished=True, ends_stream=False)
+            self._cut(speaking, finished=True)
             segment = speaking.segment = self._new_segment(speaking.stream)
         segment.tokens.append(token)
         speaking.stream.stats.tokens += 1
-        self._cut(speaking, finished=False, ends_stream=False)
+        speaking.stream.stats.spoken[speaking.sentence].tokens += 1
+        self._cut(speaking, finished=False)
 
     def _finish(self, speaking: Speaking, reason: EndReason) -> None:
         """The tokens of a sentence are complete."""
@@ -213,13 +221,13 @@ class Stage0Worker(Worker):
             text = stream.speech.sentences[speaking.sentence].text
             self._fail(speaking, GenerationError(f"the model gave no sound for {text[:60]!r}; try another seed"))
             return
-        is_final = speaking.sentence + 1 == len(stream.speech.sentences)
-        self._cut(speaking, finished=True, ends_stream=is_final)
+        self._cut(speaking, finished=True, ends_sentence=True)
         self._go_on(speaking)
 
-    def _cut(self, speaking: Speaking, *, finished: bool, ends_stream: bool) -> None:
+    def _cut(self, speaking: Speaking, *, finished: bool, ends_sentence: bool = False) -> None:
         segment = speaking.segment
         assert segment is not None
+        is_final = speaking.sentence + 1 == len(speaking.stream.speech.sentences)
         while cut := segment.schedule.next(len(segment.tokens), finished):
             self._hand_over(
                 ChunkJob(
@@ -228,8 +236,10 @@ class Stage0Worker(Worker):
                     segment,
                     torch.tensor(segment.tokens[: cut.tokens], dtype=torch.long),
                     is_last=cut.is_last,
+                    hops_again=segment.schedule.hops_again,
                     opens_sentence=not speaking.opened,
-                    ends_stream=ends_stream and cut.is_last,
+                    ends_sentence=ends_sentence and cut.is_last,
+                    ends_stream=ends_sentence and is_final and cut.is_last,
                 )
             )
             speaking.opened = True
@@ -238,6 +248,7 @@ class Stage0Worker(Worker):
         return Segment(
             ChunkSchedule(
                 len(stream.speech.reference.speech_tokens),
+                hops=self._hops,
                 grid=self._config.chunk_tokens,
                 lookahead=self._config.flow.lookahead_tokens,
                 streaming=stream.speech.streaming,
@@ -250,22 +261,26 @@ class Stage0Worker(Worker):
 
 
 class Stage1Worker(Worker):
-    """Turns pieces of tokens into sound, one at a time, streams taking turns. Unread streams wait, others pass them."""
+    """Turns pieces of tokens into sound, as many streams at once as fit, the most urgent first.
+
+    Unread streams wait, others pass them.
+    """
 
     def __init__(
         self,
         stage1: Stage1,
         *,
-        sample_rate: int,
+        frame_limit: int,
         sentence_pause_seconds: float,
         on_sentence: Callable[[SpeechStream, int], None],
         on_death: Callable[[BaseException], None],
     ) -> None:
         super().__init__("mynah-stage1", on_death)
         self._stage1 = stage1
-        self._pause = np.zeros(round(sentence_pause_seconds * sample_rate), np.float32)
+        self._pause_seconds = sentence_pause_seconds
+        self._frame_limit = frame_limit
         self._on_sentence = on_sentence
-        self._jobs: dict[SpeechStream, deque[ChunkJob]] = {}  # in the order of their turns
+        self._jobs: dict[SpeechStream, deque[ChunkJob]] = {}
 
     # Calls from other threads, through `post`
 
@@ -290,36 +305,79 @@ class Stage1Worker(Worker):
         return any(stream.has_room for stream in self._jobs)
 
     def work(self) -> None:
-        stream = next(stream for stream in self._jobs if stream.has_room)
-        jobs = self._jobs.pop(stream)
-        job = jobs.popleft()
-        if jobs:
-            self._jobs[stream] = jobs  # behind the others
-        if stream.ended:
-            return
-        try:
-            self._speak(job)
-        except Exception as error:  # whatever it is, it belongs to this request
-            self._jobs.pop(stream, None)
-            stream.fail(_as_generation_error(error))
+        ready = [self._ready(stream, jobs[0]) for stream, jobs in self._jobs.items() if stream.has_room]
+        group = [self._next_job(one.key) for one in next_group(ready, self._frame_limit)]
+        group = [job for job in group if not job.stream.ended]
+        began = time.perf_counter()
+        chunks, opened = [], []
+        for job in group:
+            try:
+                chunks.append(self._chunk(job))
+                opened.append(job)
+            except Exception as error:  # whatever it is, it belongs to this request
+                self._fail(job, error)
+        outcomes = self._decode(chunks)
+        seconds = time.perf_counter() - began
+        for job, chunk, outcome in zip(opened, chunks, outcomes, strict=True):
+            job.stream.stats.stage1_seconds += seconds
+            if isinstance(outcome, Exception):
+                self._fail(job, outcome)
+            else:
+                self._deliver(job, chunk, outcome.numpy())
 
-    def _speak(self, job: ChunkJob) -> None:
+    def _ready(self, stream: SpeechStream, job: ChunkJob) -> Ready[SpeechStream]:
+        prompt = len(stream.speech.reference.speech_tokens)
+        return Ready(stream, stream.due, self._stage1.frames(prompt + len(job.tokens)))
+
+    def _next_job(self, stream: SpeechStream) -> ChunkJob:
+        jobs = self._jobs[stream]
+        job = jobs.popleft()
+        if not jobs:
+            del self._jobs[stream]
+        return job
+
+    def _chunk(self, job: ChunkJob) -> Chunk:
         stream, segment = job.stream, job.segment
         if job.opens_sentence:
             self._on_sentence(stream, job.sentence)
-        began = time.perf_counter()
         if segment.state is None:
             segment.state = self._stage1.open(stream.speech.reference, speed=stream.speech.speed)
-        clipped = segment.state.clipped
-        samples = self._stage1.decode(segment.state, job.tokens, is_last=job.is_last).numpy()
-        stream.stats.stage1_seconds += time.perf_counter() - began
-        stream.stats.clipped_samples += segment.state.clipped - clipped
-        if job.opens_sentence and job.sentence > 0:
-            samples = np.concatenate([self._pause, samples])
-        if len(samples) or job.ends_stream:
-            stream.deliver(samples, job.sentence, is_last=job.ends_stream)
+        return Chunk(segment.state, job.tokens, job.is_last, keep=job.hops_again)
+
+    def _decode(self, chunks: list[Chunk]) -> Sequence[Tensor | Exception]:
+        try:
+            return self._stage1.decode_together(chunks)
+        except Exception as error:  # e.g. out of memory: whose fault it was cannot be told, so all in the group end
+            log.exception("a solve of stage 1 failed")
+            return [error] * len(chunks)
+
+    def _deliver(self, job: ChunkJob, chunk: Chunk, samples: np.ndarray) -> None:
+        stream = job.stream
+        stream.stats.clipped_samples += chunk.state.clipped - job.segment.clipped
+        job.segment.clipped = chunk.state.clipped
+        before = cut = after = 0
+        if job.opens_sentence:
+            pause = stream.speech.sentences[job.sentence].pause_before_seconds
+            if not pause and stream.speech.first_sentence + job.sentence > 0:
+                pause = self._pause_seconds
+            before, cut = stream.silence.before(samples, pause)
+        stream.silence.sent(samples[cut:])
+        if job.ends_stream:
+            after = stream.silence.after(stream.speech.sentences[job.sentence].pause_after_seconds)
+        if len(samples) + before + after or job.ends_sentence:
+            stream.deliver(
+                samples[cut:],
+                job.sentence,
+                is_last=job.ends_stream,
+                ends_sentence=job.ends_sentence,
+                silence=(before, after),
+            )
         if job.ends_stream:
             stream.end(EndReason.LENGTH if stream.stats.length_capped else EndReason.STOP)
+
+    def _fail(self, job: ChunkJob, error: Exception) -> None:
+        self._jobs.pop(job.stream, None)
+        job.stream.fail(_as_generation_error(error))
 
 
 def _sentence_seed(seed: int, sentence: int) -> int:

@@ -13,11 +13,11 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from runtime.frontend.tokenizer import SPECIAL_TOKENS, TextTokenizer
-from training.shapes import LM, TEXT_ROWS
+from training.shapes import TEXT_ROWS
 
 
 def train_bpe(lines: Iterable[str], folder: Path, rows: int = TEXT_ROWS) -> None:
-    """Learns the merges and writes vocab.json, merges.txt and config.json."""
+    """Learns the merges and writes vocab.json and merges.txt."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -33,26 +33,6 @@ def train_bpe(lines: Iterable[str], folder: Path, rows: int = TEXT_ROWS) -> None
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     write_json(folder / "vocab.json", model["vocab"])
     (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]), encoding="utf-8")
-    write_json(folder / "config.json", qwen_json(rows))
-
-
-def qwen_json(rows: int) -> dict[str, object]:
-    qwen = LM.qwen
-    return {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "vocab_size": rows,
-        "hidden_size": qwen.hidden_size,
-        "intermediate_size": qwen.intermediate_size,
-        "num_hidden_layers": qwen.num_hidden_layers,
-        "num_attention_heads": qwen.num_attention_heads,
-        "num_key_value_heads": qwen.num_key_value_heads,
-        "max_position_embeddings": qwen.max_position_embeddings,
-        "rope_theta": qwen.rope_theta,
-        "rms_norm_eps": qwen.rms_norm_eps,
-        "hidden_act": "silu",
-        "tie_word_embeddings": True,
-    }
 
 
 def write_json(path: Path, content: object) -> None:

@@ -24,9 +24,8 @@ TRAIN, NEW_SENTENCES, NEW_SPEAKERS = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """One row of the table: where it lies and what it is."""
+    """One row of a corpus's table, which has the first frame in front."""
 
-    start: int  # frame
     frames: int
     speaker: int
     split: int
@@ -54,10 +53,10 @@ class Corpus:
         for table, start in zip(tables, base, strict=False):
             table[:, 0] += start
         self.device = device
-        self.table = np.concatenate(tables)  # [U, 5]: the fields of Utterance
+        self.table = np.concatenate(tables)  # [U, 5]: first frame, then the fields of Utterance
         self.phones = int(read("phones")[0])
         self.phone = torch.cat(phones)
-        self.hz = torch.cat(read("hz"))
+        self.hz, self.voiced = torch.cat(read("hz")), torch.cat(read("voiced"))
         self.pcm = torch.cat(read("pcm")).view(-1, FRAME) if sound else torch.empty(0, FRAME, dtype=torch.int16)
         self.speakers = int(self.table[:, 2].max()) + 1
         self.streams = self._streams(base)
@@ -68,7 +67,8 @@ class Corpus:
         shard = np.searchsorted(base, self.table[train, 0], side="right")
         edges = np.flatnonzero(np.diff(self.table[train, 2]) | np.diff(shard)) + 1
         groups = np.split(train, edges)
-        return np.array([(self.table[g[0], 0], self.table[g[-1], :2].sum(), self.table[g[0], 2]) for g in groups])
+        runs = [(self.table[g[0], 0], self.table[g[-1], :2].sum(), self.table[g[0], 2]) for g in groups if len(g)]
+        return np.array(runs, np.int64).reshape(-1, 3)
 
     def __len__(self) -> int:
         return len(self.table)
@@ -153,19 +153,30 @@ class Windows:
         return start[:, None] + torch.arange(self.frames, device=start.device)
 
 
-def write_shard(path: Path, phones: int, rows: list[tuple[Utterance, Tensor, Tensor, Tensor]]) -> None:
-    """Stores utterances with their pcm int16, phoneme classes and pitch, speaker after speaker."""
-    rows = sorted(rows, key=lambda row: (row[0].split, row[0].speaker))
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One utterance with its labels, on the CPU, before it has a place in a shard."""
+
+    utterance: Utterance
+    pcm: Tensor  # int16 [480 F]
+    phone: Tensor  # uint8 [F]
+    hz: Tensor  # half [F], the teacher's pitch
+    voiced: Tensor  # bool [F], where it is heard
+
+
+def write_shard(path: Path, phones: int, recordings: list[Recording]) -> None:
+    """Stores recordings, speaker after speaker."""
+    recordings = sorted(recordings, key=lambda row: (row.utterance.split, row.utterance.speaker))
     table, start = [], 0
-    for utterance, *_ in rows:
+    for utterance in (row.utterance for row in recordings):
         table.append((start, utterance.frames, utterance.speaker, utterance.split, utterance.sentence))
         start += utterance.frames
     partial = path.with_suffix(".partial")  # a reader of the folder never sees half a shard
     save_file(
         {
-            "pcm": torch.cat([row[1] for row in rows]),
-            "phone": torch.cat([row[2] for row in rows]),
-            "hz": torch.cat([row[3] for row in rows]),
+            **{
+                name: torch.cat([getattr(row, name) for row in recordings]) for name in ("pcm", "phone", "hz", "voiced")
+            },
             "utterances": torch.tensor(table, dtype=torch.int32),
             "phones": torch.tensor(phones),
         },

@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from runtime.frontend.audio import resample
-from training.corpus import FRAME, FRAME_16K, Utterance, write_shard
+from training.corpus import FRAME, FRAME_16K, Recording, Utterance, write_shard
 from training.labels import Phones, label
 from training.speakers import Cast, Line, Sentences, batches, plan
 
@@ -58,18 +58,20 @@ def synthesise(options: argparse.Namespace) -> None:
     tests = {i for i, line in enumerate(lines) if line.split}
     random = np.random.default_rng(3).permutation(len(order))
     groups = sorted((order[i] for i in random), key=lambda group: not tests.intersection(group))
-    rows, seconds = [], 0.0
+    recordings: list[Recording] = []
     for number, group in enumerate(groups):
         if time.monotonic() - began > options.budget:
             break
-        rows += speak(cast, [lines[i] for i in group], [ids[i] for i in group], phones, options.seed * 100_003 + number)
-    seconds = sum(row[0].frames for row in rows) / 50
+        recordings += speak(
+            cast, [lines[i] for i in group], [ids[i] for i in group], phones, options.seed * 100_003 + number
+        )
+    seconds = sum(row.utterance.frames for row in recordings) / 50
     spent = time.monotonic() - began
     path = options.out / f"corpus-{shard}.safetensors"
-    write_shard(path, len(phones), rows)
-    voiced = torch.cat([row[3] for row in rows]).gt(0).float().mean()
+    write_shard(path, len(phones), recordings)
+    voiced = torch.cat([row.voiced for row in recordings]).float().mean()
     print(
-        f"{path.name}: {len(rows)} of {len(lines)} utterances, {seconds / 3600:.2f} h in {spent:.0f} s "
+        f"{path.name}: {len(recordings)} of {len(lines)} utterances, {seconds / 3600:.2f} h in {spent:.0f} s "
         f"({seconds / spent:.0f} times real time), voiced {voiced:.3f}, written after {time.monotonic() - began:.0f} s",
         flush=True,
     )
@@ -82,22 +84,25 @@ def share(lines: list[Line], shard: int, shards: int) -> list[Line]:
     return training[len(training) * shard // shards : len(training) * (shard + 1) // shards] + tests
 
 
-def speak(
-    cast: Cast, lines: list[Line], ids: list[np.ndarray], phones: Phones, seed: int
-) -> list[tuple[Utterance, torch.Tensor, torch.Tensor, torch.Tensor]]:
+def speak(cast: Cast, lines: list[Line], ids: list[np.ndarray], phones: Phones, seed: int) -> list[Recording]:
     """One batch, on the grid of 20 ms frames and whole tokens, with its labels; results lie on the CPU."""
     spoken = cast.speak(lines, ids, seed)
     tokens = -(-spoken.lengths // (2 * FRAME))  # the last one filled up with silence
     frames = 2 * int(tokens.max())
     wave = F.pad(spoken.samples, (0, max(0, frames * FRAME - spoken.samples.shape[1])))[:, : frames * FRAME]
-    phone, hz = label(spoken, resample(wave, 24_000, 16_000)[:, : frames * FRAME_16K], ids, phones, frames)
+    wave16 = resample(wave, 24_000, 16_000)[:, : frames * FRAME_16K]
+    phone, hz, voiced = (values.cpu() for values in label(spoken, wave16, ids, phones, frames))
     pcm = (wave.clamp(-1, 1) * 32767).round().to(torch.int16).cpu()
-    phone, hz = phone.cpu(), hz.half().cpu()
-    rows = []
-    for i, (line, count) in enumerate(zip(lines, (2 * tokens).tolist(), strict=True)):
-        utterance = Utterance(0, count, line.speaker, line.split, line.sentence)
-        rows.append((utterance, pcm[i, : count * FRAME].clone(), phone[i, :count].clone(), hz[i, :count].clone()))
-    return rows
+    return [
+        Recording(
+            Utterance(count, line.speaker, line.split, line.sentence),
+            pcm[i, : count * FRAME].clone(),
+            phone[i, :count].clone(),
+            hz[i, :count].half(),
+            voiced[i, :count].clone(),
+        )
+        for i, (line, count) in enumerate(zip(lines, (2 * tokens).tolist(), strict=True))
+    ]
 
 
 if __name__ == "__main__":

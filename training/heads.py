@@ -67,7 +67,7 @@ class Prosody:
     def __init__(self, corpus: Corpus, mel: Tensor) -> None:
         frames = torch.from_numpy(corpus.table[:, 1]).to(corpus.device)
         who = torch.from_numpy(corpus.table[:, 2]).to(corpus.device).repeat_interleave(frames)
-        self.voiced = corpus.hz > 40
+        self.voiced = corpus.voiced & (corpus.hz > 40)
         log_f0 = corpus.hz.float().clamp_min(1).log()
         energy = mel.float().mean(1)
         mean = _mean_by(who, log_f0, self.voiced)

@@ -41,8 +41,10 @@ class Phones:
         return np.where(classes == -1, SILENCE, classes)
 
 
-def label(spoken: Spoken, wave16: Tensor, ids: list[np.ndarray], phones: Phones, frames: int) -> tuple[Tensor, Tensor]:
-    """Phoneme class [B, F] uint8 and pitch [B, F] in Hz (0 where unvoiced) of a spoken batch."""
+def label(
+    spoken: Spoken, wave16: Tensor, ids: list[np.ndarray], phones: Phones, frames: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Phoneme class [B, F] uint8, the teacher's pitch [B, F] in Hz and where it is heard, of a spoken batch."""
     device = wave16.device
     centre = (torch.arange(frames, device=device) + 0.5) * 0.02 * spoken.warp[:, None]  # in the teacher's time
     token = torch.searchsorted(spoken.durations.cumsum(1).float(), centre * 40, right=True)
@@ -56,7 +58,7 @@ def label(spoken: Spoken, wave16: Tensor, ids: list[np.ndarray], phones: Phones,
     classes = torch.where(classes == -2, torch.where(spoken.durations >= 3, SILENCE, UNSCORED), classes)
     phone = classes.gather(1, token.clamp(max=classes.shape[1] - 1))
     phone = torch.where(silent(wave16, frames), SILENCE, phone)
-    return phone.to(torch.uint8), torch.where(voiced(wave16, hz), hz, 0.0)
+    return phone.to(torch.uint8), torch.where(hz > 10, hz, 0.0), voiced(wave16, hz)
 
 
 def silent(wave16: Tensor, frames: int, run: int = 6, floor: float = 0.02) -> Tensor:

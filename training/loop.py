@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from runtime.checkpoint import SCALE, expand
+from runtime.checkpoint import SCALE, Part, expand, released_name
 
 
 def arguments(purpose: str | None, seconds: float, rate: float) -> argparse.ArgumentParser:
@@ -244,10 +244,10 @@ def load_state(path: Path, modules: dict[str, nn.Module], optimizer: Optimizer) 
     return True
 
 
-def start_from(module: nn.Module, path: Path, optimizer: Optimizer) -> None:
-    """Warm start of weights and averages from an exported file."""
+def start_from(module: nn.Module, path: Path, optimizer: Optimizer, part: Part = "hift") -> None:
+    """Warm start of weights and averages, from a trainer's file or from the exported one with its released names."""
     weights = expand(load_file(path))
-    module.load_state_dict({key: weights[key] for key in module.state_dict()})
+    module.load_state_dict({k: weights[k if k in weights else released_name(part, k)] for k in module.state_dict()})
     with torch.no_grad():
         for parameter, average in zip(optimizer.parameters, optimizer.averages, strict=True):
             average.copy_(parameter)

@@ -1,14 +1,16 @@
-"""Writes a tiny checkpoint of the released layout with seeded, untrained weights: noise in the true shape of speech.
+"""Writes a checkpoint of the released layout with seeded, untrained weights: noise in the true shape of speech.
 
-    python -m training.seeded FOLDER
+    python -m training.seeded FOLDER [--size released]
 
-Tests run on it, and it stands in for the demo voice until that is trained. A file named UNTRAINED says what it is.
+Tests run on the tiny size, and it stands in for the demo voice until that is trained. The released size is for memory,
+load time and speed. A file named UNTRAINED says what it is.
 """
 
+import argparse
 import json
-import sys
+from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import yaml
@@ -109,14 +111,28 @@ RECIPE_FIELDS: dict[str, Any] = {
 }
 
 
-def write_checkpoint(folder: Path, seed: int = 0) -> None:
+def released_size(recipe: dict[str, Any], qwen: dict[str, Any]) -> None:
+    """Puts the released numbers (spec 1.2) in place of the tiny ones."""
+    qwen |= {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "max_position_embeddings": 32768}
+    qwen |= {"num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936}
+    recipe["llm"] |= {"llm_input_size": 896, "llm_output_size": 896}
+    recipe["flow"]["pre_lookahead_layer"]["channels"] = 1024
+    recipe["flow"]["decoder"]["estimator"] |= {"dim": 1024, "depth": 22, "heads": 16, "dim_head": 64}
+    recipe["hift"]["base_channels"] = recipe["hift"]["f0_predictor"]["cond_channels"] = 512
+
+
+def write_checkpoint(folder: Path, size: Literal["tiny", "released"] = "tiny", seed: int = 0) -> None:
     """Fills `folder` with every file of the released layout; the same seed gives the same weights."""
     folder.mkdir(parents=True, exist_ok=True)
-    vocab_size = write_text_tokenizer(folder / TEXT_FOLDER)
-    qwen = QWEN | {"vocab_size": vocab_size}
+    recipe, qwen = deepcopy(RECIPE_FIELDS), QWEN | {"vocab_size": write_text_tokenizer(folder / TEXT_FOLDER)}
+    tokenizer_sizes = SpeechTokenizerConfig(width=64, heads=1, layers=1)
+    encoder_sizes = CAMPPlusConfig(growth_rate=2, bn_size=2, init_channels=8)
+    if size == "released":
+        released_size(recipe, qwen)
+        tokenizer_sizes, encoder_sizes = SpeechTokenizerConfig(), CAMPPlusConfig()
     (folder / TEXT_FOLDER / "config.json").write_text(json.dumps(qwen, indent=1))
-    (folder / RECIPE).write_text(yaml.safe_dump(RECIPE_FIELDS, sort_keys=False))
-    config = ModelConfig.from_recipe(RECIPE_FIELDS, qwen)
+    (folder / RECIPE).write_text(yaml.safe_dump(recipe, sort_keys=False))
+    config = ModelConfig.from_recipe(recipe, qwen)
 
     torch.manual_seed(seed)
     hift = HiFT(config.hift)
@@ -125,10 +141,8 @@ def write_checkpoint(folder: Path, seed: int = 0) -> None:
     for part, module in parts.items():
         tensors = {released_name(part, name): value for name, value in module.state_dict().items()}
         save_file(compact(tensors), folder / f"{part}.safetensors")
-    tokenizer = SpeechTokenizerNet(SpeechTokenizerConfig(width=64, heads=1, layers=1))
-    export_speech_tokenizer(tokenizer.eval(), folder / SPEECH_TOKENIZER)
-    encoder = CAMPPlus(CAMPPlusConfig(growth_rate=2, bn_size=2, init_channels=8))
-    export_speaker_encoder(encoder.eval(), folder / SPEAKER_ENCODER)
+    export_speech_tokenizer(SpeechTokenizerNet(tokenizer_sizes), folder / SPEECH_TOKENIZER)
+    export_speaker_encoder(CAMPPlus(encoder_sizes), folder / SPEAKER_ENCODER)
     (folder / "UNTRAINED").write_text("Seeded weights that were never trained. They make noise, not speech.\n")
 
 
@@ -157,4 +171,8 @@ def write_text_tokenizer(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    write_checkpoint(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--size", choices=("tiny", "released"), default="tiny")
+    arguments = parser.parse_args()
+    write_checkpoint(arguments.folder, arguments.size)

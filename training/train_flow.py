@@ -163,7 +163,7 @@ def train(options: argparse.Namespace, shape: FlowConfig = FLOW) -> None:
     corpus = Corpus(options.corpus, device)
     trainer = Trainer(corpus, Encoded.load(options.corpus, device), options, device, shape)
     if options.start:
-        loop.start_from(trainer.flow, options.start, trainer.optimizer)
+        loop.start_from(trainer.flow, options.start, trainer.optimizer, "flow")
     resumed = loop.load_state(options.out / "flow.state", {"flow": trainer.flow}, trainer.optimizer)
     trainer.capture(options)
     log = loop.Log(options.out / "flow.log")

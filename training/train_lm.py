@@ -154,6 +154,7 @@ class Trainer:
         begin_small(self.lm)
         self.optimizer = loop.Optimizer({"lm": self.lm}, device, options.decay, (0.9, 0.98), limit=1.0, average=0.999)
         self.meter = loop.Meter(["bits"], device)
+        self.best = math.inf
         self.batches: queue.Queue = queue.Queue(maxsize=16)
         self.inputs = {
             limit: (
@@ -216,11 +217,14 @@ class Trainer:
             count += int((target != UNSCORED).sum())
         return {"bits": round(total / max(count, 1) / math.log(2), 4), "accuracy": round(right / max(count, 1), 4)}
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, bits: float) -> None:
+        """The state always; the weights while they get better: this model learns its speech by heart in time."""
         loop.save_state(folder / "lm.state", {"lm": self.lm}, self.optimizer)
-        self.optimizer.swap()
-        loop.save_weights(folder / FILE, self.lm.state_dict(), int8=True)
-        self.optimizer.swap()
+        if bits < self.best:
+            self.best = bits
+            self.optimizer.swap()
+            loop.save_weights(folder / FILE, self.lm.state_dict(), int8=True)
+            self.optimizer.swap()
 
 
 def main() -> None:
@@ -230,9 +234,9 @@ def main() -> None:
     parser.add_argument("--start", type=Path, help="weights to go on from")
     parser.add_argument("--batch-positions", type=int, default=32_768)
     parser.add_argument("--lengths", type=int, nargs="+", default=[96, 128, 192, 256, 384, 640], help="row lengths")
-    parser.add_argument("--decay", type=float, default=0.1)
+    parser.add_argument("--decay", type=float, default=0.3)
     parser.add_argument("--noisy", type=float, default=0.25, help="share of rows whose prompt comes from spoiled sound")
-    parser.add_argument("--replaced", type=float, default=0.05, help="share of speech inputs that become random ids")
+    parser.add_argument("--replaced", type=float, default=0.1, help="share of speech inputs that become random ids")
     train(parser.parse_args())
 
 
@@ -244,7 +248,7 @@ def train(options: argparse.Namespace, shape: LMConfig = LM) -> None:
     rows = Rows(corpus, encoded, Spelling(options.vocabulary), options.text, options)
     trainer = Trainer(corpus, rows, options, device)
     if options.start:
-        loop.start_from(trainer.lm, options.start, trainer.optimizer)
+        loop.start_from(trainer.lm, options.start, trainer.optimizer, "llm")
     resumed = loop.load_state(options.out / "lm.state", {"lm": trainer.lm}, trainer.optimizer)
     trainer.capture(options)
     log = loop.Log(options.out / "lm.log")
@@ -255,7 +259,7 @@ def train(options: argparse.Namespace, shape: LMConfig = LM) -> None:
         figures = trainer.measure()
         trainer.optimizer.swap()
         log.write(step=clock.step, seconds=round(clock.seconds, 1), **trainer.meter.read(), held_out=figures)
-        trainer.save(options.out)
+        trainer.save(options.out, figures["bits"])
 
     loop.run(options, trainer.choose, [trainer.optimizer], report)
 

@@ -3,7 +3,8 @@
     python -m training.train_vocoder --corpus DIR --out DIR --start hift.safetensors --start-critics critics.safetensors
 
 The generator sees true frames beyond its crop, starts its source at a random phase, and hears its own pitch: the f0
-net learns from the teacher's pitch alone. With --start the mel phase is skipped.
+net learns from the teacher's pitch alone, which does not pause where a sound is unvoiced. With --start the mel phase is
+skipped.
 """
 
 import argparse
@@ -162,6 +163,7 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=32, help="of 20 ms in a crop")
     parser.add_argument("--period-width", type=int, default=8)
     parser.add_argument("--spectrum-width", type=int, default=16)
+    parser.add_argument("--search", action="store_true", help="let cuDNN try its algorithms and keep the fastest")
     parser.add_argument(
         "--compile", action="store_true", help="compile the generator: a minute first, then twice as fast"
     )
@@ -171,7 +173,7 @@ def main() -> None:
 def train(options: argparse.Namespace, shape: HiFTConfig = HIFT) -> None:
     device = loop.prepare(options)
     torch.backends.cuda.matmul.allow_tf32 = False  # filter banks and transforms stay exact
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = options.search
     trainer = Trainer(Corpus(options.corpus, device), options, device, shape)
     trainer.start_from(options.start, options.start_critics)
     resumed = loop.load_state(options.out / "vocoder.state", {"hift": trainer.hift}, trainer.optimizer)

@@ -22,16 +22,19 @@ from runtime.frontend.reference_cache import ReferenceCache, clip_key
 from runtime.frontend.speaker import SpeakerEncoder
 from runtime.frontend.speech_tokens import SpeechTokenizer
 from runtime.frontend.splitting import is_only_punctuation
-from runtime.frontend.text import TextFrontend, notices, strip_marker
+from runtime.frontend.text import Piece, TextFrontend, notices, strip_marker
 from runtime.frontend.tokenizer import TextTokenizer
+from runtime.pace import expected_seconds
 from runtime.settings import EngineSettings
 from runtime.types import (
     AudioClip,
     Mode,
+    PlannedSentence,
     PreparedReference,
     PreparedSpeech,
     SamplingParams,
     Sentence,
+    SpeechPlan,
     SpeechRequest,
     Stage0Prompt,
     empty_tokens,
@@ -74,27 +77,32 @@ class Frontend:
 
     def prepare(self, request: SpeechRequest) -> PreparedSpeech:
         """Raises RequestError for anything the caller can fix; nothing has run on the stages then."""
-        if not 0.5 <= request.speed <= 2.0:
-            raise RequestError(f"speed is {request.speed:g}; choose 0.5 to 2.0")
-        if request.seed is not None and not 0 <= request.seed < 2**63:
-            raise RequestError(f"seed is {request.seed}; choose 0 to {2**63 - 1}")
+        _check_settings(request)
         mode, warnings = request.mode, []
         clip, notes = check_reference(request.reference, trim=request.trim)
         warnings += notes
         if request.source is None:
-            texts, notes = self._texts(request)
-            prompts = [self._layout(request, text) for text in texts]
+            pieces, notes = self._pieces(request)
+            layouts = [self._layout(request, piece.text) for piece in pieces]
             reference = self._reference(clip, align=True)
             sentences = tuple(
-                Sentence(text, self._prompt(layout, mode, reference))
-                for text, layout in zip(texts, prompts, strict=True)
+                Sentence(
+                    piece.text,
+                    piece.written,
+                    self._prompt(layout, mode, reference),
+                    expected_seconds=expected_seconds(piece.text, request.speed),
+                    pause_before_seconds=piece.pause_before_seconds,
+                    pause_after_seconds=piece.pause_after_seconds,
+                )
+                for piece, layout in zip(pieces, layouts, strict=True)
             )
         else:
             source, notes = check_reference(request.source, trim=request.trim, name="source")
             # The reference converts voices without aligning tokens and mel, which shifts the result (spec 9.21).
             reference = self._reference(clip, align=not self._official)
             samples = resample(_tensor(source), source.sample_rate, MODEL_RATE)
-            sentences = (Sentence("", tokens=self._speech_tokenizer.encode(samples)),)
+            tokens = self._speech_tokenizer.encode(samples)
+            sentences = (Sentence("", tokens=tokens, expected_seconds=source.seconds / request.speed),)
         warnings += notes
         return PreparedSpeech(
             mode=mode,
@@ -104,21 +112,44 @@ class Frontend:
             seed=secrets.randbits(31) if request.seed is None else request.seed,
             speed=request.speed,
             streaming=request.streaming,
+            first_sentence=request.first_sentence,
             warnings=tuple(warnings),
         )
 
+    def plan(self, request: SpeechRequest) -> SpeechPlan:
+        """What `prepare` would have spoken, without a look at the reference; any clip will do. Raises RequestError."""
+        _check_settings(request)
+        if request.source is not None:
+            planned = PlannedSentence("", "", request.source.seconds / request.speed, 0.0, 0.0)
+            return SpeechPlan(request.mode, (planned,), ())
+        pieces, warnings = self._pieces(request)
+        for piece in pieces[:1]:
+            self._layout(request, piece.text)  # for the errors of transcript and instruction
+        sentences = (
+            PlannedSentence(
+                piece.text,
+                piece.written,
+                expected_seconds(piece.text, request.speed),
+                piece.pause_before_seconds,
+                piece.pause_after_seconds,
+            )
+            for piece in pieces
+        )
+        return SpeechPlan(request.mode, tuple(sentences), tuple(warnings))
+
     # Text
 
-    def _texts(self, request: SpeechRequest) -> tuple[list[str], list[str]]:
+    def _pieces(self, request: SpeechRequest) -> tuple[list[Piece], list[str]]:
         """What is spoken, sentence by sentence, and what the listener should know of it."""
         text = strip_marker(request.text)
-        texts = self._text.sentences(text, self._fidelity, request.normalize)
-        warnings = notices(text)
-        if self._official and request.mode is Mode.CROSS_LINGUAL:
-            return [text], warnings
+        split = not (self._official and request.mode is Mode.CROSS_LINGUAL)
+        pieces = self._text.pieces(text, self._fidelity, request.normalize, request.words, split)
+        warnings = notices(text, self._tokenizer.special_tokens, self._fidelity)
         if request.mode is Mode.ZERO_SHOT and 2 * len(text) < len(request.transcript or ""):
             warnings.append("the text is much shorter than the transcript; such requests are spoken less reliably")
-        return texts, warnings
+        if not 0 <= request.first_sentence < len(pieces):
+            raise RequestError(f"there is no sentence {request.first_sentence}; the text has {len(pieces)}, from 0")
+        return pieces[request.first_sentence :], warnings
 
     def _layout(self, request: SpeechRequest, text: str) -> tuple[list[int], list[int]]:
         """Token ids before a sentence, and of the sentence: control tokens included, exactly one marker."""
@@ -146,7 +177,7 @@ class Frontend:
     def _transcript(self, request: SpeechRequest) -> str:
         transcript = strip_marker(request.transcript or "")
         if not self._official:  # there the marker in the same string switches normalisation off (spec 2.8)
-            transcript = self._text.transcript(transcript, normalize=request.normalize)
+            transcript = self._text.transcript(transcript, normalize=request.normalize, words=request.words)
         if is_only_punctuation(transcript):
             raise RequestError("the transcript has no words; write what the reference says, or leave it out")
         self._limit("transcript", transcript, TRANSCRIPT_LIMIT)
@@ -181,6 +212,13 @@ class Frontend:
             length = min(len(mel) // ratio, len(tokens))
             tokens, mel = tokens[:length], mel[: length * ratio]
         return PreparedReference(tokens, mel.contiguous(), self._speaker_encoder.embed(samples_16k), key)
+
+
+def _check_settings(request: SpeechRequest) -> None:
+    if not 0.5 <= request.speed <= 2.0:
+        raise RequestError(f"speed is {request.speed:g}; choose 0.5 to 2.0")
+    if request.seed is not None and not 0 <= request.seed < 2**63:
+        raise RequestError(f"seed is {request.seed}; choose 0 to {2**63 - 1}")
 
 
 def checkpoint_sampling(ras: RasConfig) -> SamplingParams:

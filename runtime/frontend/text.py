@@ -2,15 +2,28 @@
 
 Two ways through. `official` is the reference to the letter. `intended` is ours: each script run is read in its own
 language, a line break ends a sentence, control tokens pass untouched, no letter is lost and no sentence is endless.
+Both are cut at pauses first, and both take a word list (`markup.py`).
 """
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
 from runtime.errors import RequestError
+from runtime.frontend.alignment import written_parts
+from runtime.frontend.markup import (
+    LONGEST_GAP,
+    apply_words,
+    cut_at_pauses,
+    drop_unknown_tags,
+    mark_notices,
+    without_pauses,
+)
+from runtime.frontend.pinyin import spell_pinyin
 from runtime.frontend.reading import Reader, is_han, is_kana
 from runtime.frontend.splitting import (
     HARD_LENGTH,
@@ -39,7 +52,20 @@ _INVISIBLE = re.compile(
 )
 _WIDE_CHAR = "[\u3000-\u30ff\u4e00-\u9fff\uff00-\uffef]"
 _WIDE_BLANK = re.compile(rf"(?<={_WIDE_CHAR})\s+|\s+(?={_WIDE_CHAR})")
+_DOTS = re.compile(r"\.{4,}")
+_WIDE_DOTS = re.compile(r"[.。]{3,}")
+_KNOWN_SCRIPTS = ("CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "HANGUL", "LATIN", "CYRILLIC", "MODIFIER")
 _LOOSE_DOT = re.compile(r"(?<![A-Za-z0-9])\.|\.(?![A-Za-z0-9])")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One sentence as it is spoken, and the silence that was asked for around it."""
+
+    text: str
+    written: str  # the part of the text that it came from
+    pause_before_seconds: float = 0.0
+    pause_after_seconds: float = 0.0  # the last piece only
 
 
 class TextFrontend:
@@ -52,21 +78,57 @@ class TextFrontend:
         self._tokens = {shield: token for token, shield in self._shields.items()}
         self._any_token = re.compile("|".join(map(re.escape, special_tokens)))
 
-    def sentences(self, text: str, fidelity: Fidelity = "intended", normalize: bool = True) -> list[str]:
-        """What to speak, piece by piece. Raises RequestError when nothing in the text can be spoken."""
-        if fidelity == "official":
-            pieces = self.official_pieces(text, fst=normalize)
-        else:
-            pieces = self._intended_pieces(text, normalize)
-        if not any(map(_is_speakable, pieces)):
+    def pieces(
+        self,
+        text: str,
+        fidelity: Fidelity = "intended",
+        normalize: bool = True,
+        words: Mapping[str, str] | None = None,
+        split: bool = True,
+    ) -> list[Piece]:
+        """What to speak, piece by piece; without `split` a text is cut and changed only where marks and words say so.
+
+        Raises RequestError when nothing in the text can be spoken.
+        """
+        pieces: list[Piece] = []
+        gap = 0.0
+        for passage in cut_at_pauses(text if fidelity == "official" else _clean(text, drop=())):
+            gap += passage.pause_before_seconds
+            if gap > LONGEST_GAP:
+                raise RequestError(f"the pauses in one place add up to more than {LONGEST_GAP:.0f} s; shorten them")
+            written = apply_words(passage.text, words or {})
+            if not split:
+                texts = [written]
+            elif fidelity == "official":
+                texts = self.official_pieces(written, fst=normalize)
+            else:
+                texts = self._intended_pieces(written, normalize)
+            if any(map(_is_speakable, texts)):
+                parts = written_parts(passage.text, texts)
+                pieces.append(Piece(texts[0], parts[0], pause_before_seconds=gap))
+                pieces += map(Piece, texts[1:], parts[1:])
+                gap = 0.0
+        if not pieces:
             shown = repr(text if len(text) <= 20 else text[:20] + "…")
             raise RequestError(f"there is nothing to speak in {shown}; give a text with words")
+        pieces[-1] = replace(pieces[-1], pause_after_seconds=gap)
         return pieces
 
-    def transcript(self, text: str, fidelity: Fidelity = "intended", normalize: bool = True) -> str:
+    def sentences(self, text: str, fidelity: Fidelity = "intended", normalize: bool = True) -> list[str]:
+        """The texts of `pieces`."""
+        return [piece.text for piece in self.pieces(text, fidelity, normalize)]
+
+    def transcript(
+        self,
+        text: str,
+        fidelity: Fidelity = "intended",
+        normalize: bool = True,
+        words: Mapping[str, str] | None = None,
+    ) -> str:
         """The words of a reference clip in the spelling of the sentences, in one piece; "" when there are none."""
         if fidelity == "official":
             return self.normalize(text, fst=normalize)
+        text = apply_words(without_pauses(_clean(text)), words or {})
         return self._unshield(" ".join(self._lines(text, normalize)))
 
     def official_pieces(self, text: str, *, fst: bool) -> list[str]:
@@ -105,7 +167,7 @@ class TextFrontend:
 
     def _lines(self, text: str, normalize: bool) -> list[str]:
         """Cleaned and read lines, control tokens shielded. Lines without a word, such as `***`, are left out."""
-        text = unicodedata.normalize("NFC", _without(unreadable(text), text)).translate(_FULL_WIDTH)
+        text = spell_pinyin(drop_unknown_tags(_clean(text), self._shields), self._shields)
         text = self._any_token.sub(lambda match: self._shields[match[0]], strip_marker(text))
         lines = (" ".join(line.split()) for line in text.splitlines())
         lines = (self._reader.read(line) if normalize else line for line in lines)
@@ -131,9 +193,12 @@ def strip_marker(text: str) -> str:
     return rest
 
 
-def notices(text: str) -> list[str]:
+def notices(text: str, special_tokens: Sequence[str] = SPECIAL_TOKENS, fidelity: Fidelity = "intended") -> list[str]:
     """What the listener should know before hearing the text; one sentence each."""
-    told = []
+    text = spell_pinyin(_clean(text, drop=()), special_tokens)
+    told = [] if fidelity == "official" else mark_notices(text, special_tokens)
+    if scripts := _unknown_scripts(text):
+        told.append(f"the model does not know this writing and will misread it: {', '.join(scripts)}")
     if skipped := unreadable(text):
         told.append(f"not spoken, as there is no reading for them: {' '.join(skipped)}")
     if any(map(is_kana, text)) and _has_han(text):
@@ -150,6 +215,18 @@ def _is_unreadable(char: str) -> bool:
     symbol = unicodedata.category(char) in ("So", "Cn", "Co", "Cs") or "←" <= char <= "⇿" or "🏻" <= char <= "🏿"
     # ℃ and № stand for letters, ° is read by wetext.
     return symbol and char != "°" and not any(map(str.isalnum, unicodedata.normalize("NFKC", char)))
+
+
+def _clean(text: str, drop: Iterable[str] | None = None) -> str:
+    """One spelling of each character, without those that nobody sees or can read; marks are looked for afterwards."""
+    dropped = unreadable(text) if drop is None else drop
+    return unicodedata.normalize("NFC", _without(dropped, text)).translate(_FULL_WIDTH)
+
+
+def _unknown_scripts(text: str) -> list[str]:
+    """Scripts that no language of the model is written in; a letter or two may be a formula."""
+    names = (unicodedata.name(char, "").split(" ")[0] for char in text if char.isalpha())
+    return [name.capitalize() for name, count in Counter(names).items() if count > 2 and name not in _KNOWN_SCRIPTS]
 
 
 def _without(dropped: Iterable[str], text: str) -> str:
@@ -182,8 +259,8 @@ def _drop_blanks(text: str) -> str:
 
 def _tidy(line: str) -> str:
     """Blanks and signs of one line as the model knows them. Spaces stay between words of any alphabet."""
-    line = " ".join(line.replace("`", "").split())
+    line = _DOTS.sub("...", " ".join(line.replace("`", "").split()))
     if not _has_han(line):
         return line
-    line = _WIDE_BLANK.sub("", line.replace(" - ", "，"))
+    line = _WIDE_DOTS.sub("……", _WIDE_BLANK.sub("", line.replace(" - ", "，")))
     return re.sub("[（）【】]", "", _LOOSE_DOT.sub("。", line)).replace("——", " ")

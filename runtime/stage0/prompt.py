@@ -6,6 +6,7 @@ table, whose control rows the ids of LMConfig name.
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from runtime.config import LMConfig
 from runtime.errors import RequestError
@@ -31,11 +32,15 @@ def check_prompt(config: LMConfig, prompt: Stage0Prompt) -> None:
 
 def embed_prompt(lm: SpeechLM, prompt: Stage0Prompt) -> Tensor:
     """Embeddings [L, D] of a checked prompt, on the model's device and in its precision."""
-    device = lm.speech_embedding.weight.device
-    text = lm.backbone.embed_tokens(prompt.text_tokens.to(device))
-    speech = lm.speech_embedding(prompt.speech_tokens.to(device))
-    sos, task = lm.speech_embedding(torch.tensor([lm.config.sos, lm.config.task_id], device=device)).split(1)
-    return torch.cat((sos, text, task, speech))
+    return lay_out(lm.config, lm.backbone.embed_tokens.weight, lm.speech_embedding.weight, prompt)
+
+
+def lay_out(config: LMConfig, text: Tensor, speech: Tensor, prompt: Stage0Prompt) -> Tensor:
+    """The same from the two tables alone, for engines that keep the rest of the model elsewhere."""
+    device = speech.device
+    sos, task = F.embedding(torch.tensor([config.sos, config.task_id], device=device), speech).split(1)
+    said = F.embedding(prompt.text_tokens.to(device), text)
+    return torch.cat((sos, said, task, F.embedding(prompt.speech_tokens.to(device), speech)))
 
 
 def _check_ids(what: str, ids: Tensor, table: int) -> None:

@@ -1,7 +1,8 @@
 """The reference engine of stage 0: the plain torch LM with a KV cache, many streams in one decode batch.
 
 A step decodes one token of each live stream in one batch, then prefills waiting prompts one at a time, which gives each
-its first token. Sampling runs on the CPU row by row, with a generator per stream.
+its first token; only so many per step that those who speak already are not held up. Sampling runs on the CPU row by
+row, with a generator per stream.
 
 In float32 on the CPU a stream's logits do not depend on its neighbours: the batch is filled up to whole blocks of rows
 and the cache is read in whole blocks of positions, so that matrix kernels never fall into their paths for leftovers,
@@ -23,6 +24,8 @@ from runtime.stage0.lm import SpeechLM
 from runtime.stage0.prompt import check_prompt, embed_prompt, prompt_length
 from runtime.stage0.sampling import check_sampling, draw
 from runtime.types import EndReason, SamplingParams, Stage0Prompt, TokenStep
+
+PREFILL_POSITIONS = 256  # read per step, or one prompt if that is longer; streams that speak wait for no more
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +73,7 @@ class TorchStage0:
             "engine": "torch",
             "device": str(self._device),
             "precision": str(self._dtype).removeprefix("torch."),
+            "sampling": "ras by two draws or standard, one generator per stream",
         }
 
     def add(self, key: int, prompt: Stage0Prompt, sampling: SamplingParams, seed: int) -> None:
@@ -85,8 +89,13 @@ class TorchStage0:
     @torch.inference_mode()
     def step(self) -> list[TokenStep]:
         """One token, or an end, of each live stream; a stream that ended is gone when this returns."""
-        steps = self._decode() if self._rows else []
+        steps = self._decode()
+        read = 0
         while self._waiting and len(self._rows) < self._max_streams:
+            length = self._waiting[0].length
+            if read and read + length > PREFILL_POSITIONS:
+                break
+            read += length
             steps.append(self._prefill(self._waiting.popleft()))
         return steps
 
@@ -111,16 +120,30 @@ class TorchStage0:
         return self._advance(stream, logits)
 
     def _decode(self) -> list[TokenStep]:
-        streams = list(self._rows)
-        filler = [0] * (round_up(len(streams), ROW_BLOCK) - len(streams))
-        tokens = torch.tensor([stream.tokens[-1] for stream in streams] + filler, device=self._device)
-        positions = torch.tensor([stream.length for stream in streams] + filler, device=self._device)
-        for stream in streams:
-            stream.length += 1
-        cache = self._cache.view(max(stream.length for stream in streams))
+        """The next token of every stream. Where memory does not last, the longest give way to the others."""
+        failed: list[TokenStep] = []
+        while self._rows:
+            try:
+                logits = self._score()
+            except torch.OutOfMemoryError as full:
+                longest = max(self._rows, key=lambda stream: stream.length)
+                reason = f"no memory for a stream of {longest.length} positions; lower max_streams ({full})"
+                failed.append(self._fail(longest, GenerationError(reason)))
+                continue
+            streams = list(self._rows)
+            for stream in streams:
+                stream.length += 1
+            return failed + [self._advance(stream, row) for stream, row in zip(streams, logits, strict=False)]
+        return failed
+
+    def _score(self) -> Tensor:
+        """Logits [rows, V] after each stream's last token, which joins the cache; doing it again changes nothing."""
+        filler = [0] * (round_up(len(self._rows), ROW_BLOCK) - len(self._rows))
+        tokens = torch.tensor([stream.tokens[-1] for stream in self._rows] + filler, device=self._device)
+        positions = torch.tensor([stream.length for stream in self._rows] + filler, device=self._device)
+        cache = self._cache.view(1 + max(stream.length for stream in self._rows))
         hidden = self._lm(self._lm.speech_embedding(tokens)[:, None], positions[:, None], cache)
-        logits = self._lm.logits(hidden[:, 0]).cpu()  # the one copy to the host
-        return [self._advance(stream, row) for stream, row in zip(streams, logits, strict=False)]
+        return self._lm.logits(hidden[:, 0]).cpu()  # the one copy to the host
 
     def _advance(self, stream: _Stream, logits: Tensor) -> TokenStep:
         """Draws a stream's next token from logits [V]; lets it leave when that ends it."""

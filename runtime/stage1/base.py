@@ -1,9 +1,9 @@
-"""Builds stage 1 from a checkpoint, and says what an estimator of the flow is.
+"""Builds stage 1 from a checkpoint, and says what an estimator and a solver of the flow are.
 
 Shapes: R rows, N mel frames (50 Hz), M mel bins. A faster estimator is one file beside dit.py and one branch here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -13,12 +13,13 @@ from runtime.checkpoint import Checkpoint, load_strict
 from runtime.config import FlowConfig, ModelConfig
 from runtime.errors import CheckpointError, EngineUnavailable
 from runtime.settings import EngineSettings, Precision
-from runtime.stage1.conditioning import Flow, prompt_condition
+from runtime.stage1.conditioning import Flow
 from runtime.stage1.decoder import Stage1
 from runtime.stage1.dit import rotary_frequencies
+from runtime.stage1.dit_packed import PackedSolver
 from runtime.stage1.hift import HiFT
 from runtime.stage1.noise import HARMONICS, MEL_BINS, NoiseBank
-from runtime.stage1.solver import solve
+from runtime.stage1.solver import Piece, PlainSolver, Solved
 from runtime.stage1.vocoder import Vocoder
 
 _DTYPES: dict[Precision, torch.dtype] = {
@@ -49,6 +50,22 @@ class FlowEstimator(Protocol):
         ...
 
 
+class FlowSolver(Protocol):
+    """Brings pieces of several streams from noise to mel: an estimator and the Euler steps around it."""
+
+    name: str
+    dtype: torch.dtype
+    keeps_past: bool  # whether pieces may name a past, and ask for one
+
+    def past_bytes(self, frames: int) -> int:
+        """What a past of so many frames weighs."""
+        ...
+
+    def solve(self, pieces: Sequence[Piece]) -> list[Solved]:
+        """In the order of the pieces; none depends on its neighbours."""
+        ...
+
+
 def build_stage1(checkpoint: Checkpoint, settings: EngineSettings, device: torch.device) -> Stage1:
     """Loads flow and vocoder. Raises CheckpointError for weights that do not fit, EngineUnavailable for settings."""
     config = checkpoint.config
@@ -59,10 +76,18 @@ def build_stage1(checkpoint: Checkpoint, settings: EngineSettings, device: torch
     hift = HiFT(config.hift)
     load_strict(hift, "hift", checkpoint.weights("hift"))
     noise = NoiseBank(device)
-    estimator = build_estimator(flow, settings)
+    solver = build_solver(flow, settings)
     if settings.flow_precision != "float32":
-        check_finite(estimator, flow, noise)
-    return Stage1(flow, estimator, Vocoder(hift.to(device).eval(), noise), noise, settings.final_attention)
+        check_finite(solver, flow, noise)
+    return Stage1(
+        flow,
+        solver,
+        Vocoder(hift.to(device).eval(), noise),
+        noise,
+        final_attention=settings.final_attention,
+        voice_kv_bytes=settings.voice_kv_bytes,
+        stream_kv_bytes=settings.stream_kv_bytes,
+    )
 
 
 def load_flow(config: FlowConfig, weights: Mapping[str, Tensor], device: torch.device) -> Flow:
@@ -85,27 +110,26 @@ def load_flow(config: FlowConfig, weights: Mapping[str, Tensor], device: torch.d
     return flow.eval().requires_grad_(False)
 
 
-def build_estimator(flow: Flow, settings: EngineSettings) -> FlowEstimator:
+def build_solver(flow: Flow, settings: EngineSettings) -> FlowSolver:
     """Picks the estimator that the settings name, and casts its weights once. Tables stay in float32."""
-    assert settings.estimator in ("auto", "torch"), settings.estimator
     for weight in flow.estimator.parameters():
         weight.data = weight.data.to(_DTYPES[settings.flow_precision])
-    return flow.estimator
+    steps, rate = flow.config.euler_steps, flow.config.guidance_rate
+    if settings.estimator == "torch":
+        return PlainSolver(flow.estimator, steps, rate)
+    return PackedSolver(flow.estimator, steps, rate)
 
 
 @torch.inference_mode()
-def check_finite(estimator: FlowEstimator, flow: Flow, noise: NoiseBank) -> None:
+def check_finite(solver: FlowSolver, flow: Flow, noise: NoiseBank) -> None:
     """Solves a short probe. Raises EngineUnavailable when the estimator's precision does not hold its numbers."""
     device = flow.input_embedding.weight.device
-    tokens = torch.arange(_PROBE_TOKENS, device=device)[None] % flow.config.speech_tokens
-    mu = flow.mu(tokens, is_last=True)
-    speaker = flow.speaker(torch.ones(1, flow.config.speaker_dim, device=device))
-    cond = prompt_condition(mu[:, :, :0], mu.shape[-1])
-    start = noise.flow_noise(mu.shape[-1])[None]
-    steps, rate = flow.config.euler_steps, flow.config.guidance_rate
-    mel = solve(estimator, start, mu, speaker, cond, steps=steps, rate=rate, chunked=False)
-    if not torch.isfinite(mel).all():
-        precision = str(estimator.dtype).removeprefix("torch.")
+    mu = flow.mu(torch.arange(_PROBE_TOKENS, device=device)[None] % flow.config.speech_tokens, is_last=True)[0]
+    speaker = flow.speaker(torch.ones(1, flow.config.speaker_dim, device=device))[0]
+    start = noise.flow_noise(mu.shape[-1])
+    (solved,) = solver.solve([Piece(start, mu, torch.zeros_like(start), speaker, chunked=False)])
+    if not torch.isfinite(solved.mel).all():
+        precision = str(solver.dtype).removeprefix("torch.")
         raise EngineUnavailable(
             f"the flow overflows in {precision}: a probe of {_PROBE_TOKENS} tokens gave NaN or infinite mel; "
             "choose float32 or bfloat16 as flow_precision"

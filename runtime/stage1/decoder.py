@@ -2,9 +2,11 @@
 
 Shapes: n generated tokens (25 Hz) after P prompt tokens, F prompt mel frames (50 Hz), M mel bins, S samples (24 kHz).
 Each chunk solves the flow over prompt and all tokens so far, hands on the frames that are new, and lets the vocoder
-continue from where it stands (spec 6.2). What a stream carries between chunks is its `Stage1State`.
+continue from where it stands (spec 6.2). What a stream carries between chunks is its `Stage1State`. A streaming solve
+leaves out the finished blocks of the prompt, which are solved once per voice (`past.py`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -14,29 +16,44 @@ from torch import Tensor
 from runtime.errors import GenerationError
 from runtime.stage1.conditioning import Flow, prompt_condition
 from runtime.stage1.noise import FLOW_FRAMES, NoiseBank
-from runtime.stage1.solver import solve
+from runtime.stage1.past import Past, StreamBudget, VoiceCache
+from runtime.stage1.solver import Piece, Solved
 from runtime.stage1.speed import Stretch
 from runtime.stage1.vocoder import Vocoder, VocoderState
 from runtime.types import PreparedReference
 
 if TYPE_CHECKING:  # base.py builds what stands on this file
-    from runtime.stage1.base import FlowEstimator
+    from runtime.stage1.base import FlowSolver
+
+KV_BYTES = {"cuda": 6 * 2**30, "cpu": 512 * 2**20}  # of prompts, and as much again of live streams
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Stage1State:
     """One segment of speech on its way through stage 1."""
 
+    voice: str  # content key of the reference
     prompt_tokens: Tensor  # [P] int64
     prompt_mel: Tensor  # [1, M, F] float32
     speaker: Tensor  # [1, M], normalised and projected
     stretch: Stretch
     vocoder: VocoderState
     mel_frames: int = 0  # generated frames handed on so far, counted before the stretch
+    past: Past | None = None  # of the latest hop, when it was to be kept
 
     @property
     def clipped(self) -> int:
         return self.vocoder.clipped
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """All tokens [n] of a segment up to the end of a chunk; unless it is the last, the final three are look-ahead."""
+
+    state: Stage1State
+    tokens: Tensor
+    is_last: bool
+    keep: bool = False  # remember what is solved, as a further hop is expected
 
 
 class Stage1:
@@ -45,18 +62,25 @@ class Stage1:
     def __init__(
         self,
         flow: Flow,
-        estimator: "FlowEstimator",
+        solver: "FlowSolver",
         vocoder: Vocoder,
         noise: NoiseBank,
+        *,
         final_attention: Literal["full", "chunked"] = "full",
+        voice_kv_bytes: int | None = None,
+        stream_kv_bytes: int | None = None,
     ) -> None:
         self._flow = flow
-        self._estimator = estimator
+        self._solver = solver
         self._vocoder = vocoder
         self._noise = noise
         self._final_attention = final_attention
         self._config = flow.config
         self._device = flow.input_embedding.weight.device
+        default = KV_BYTES[self._device.type]
+        voices, streams = (default if limit is None else limit for limit in (voice_kv_bytes, stream_kv_bytes))
+        self.voices = VoiceCache(voices if solver.keeps_past else 0)
+        self.streams = StreamBudget(streams if solver.keeps_past else 0)
 
     @torch.inference_mode()
     def open(self, reference: PreparedReference, *, speed: float = 1.0) -> Stage1State:
@@ -74,6 +98,7 @@ class Stage1:
         self._check_tokens(tokens)
         mel, speaker = (part.to(self._device, torch.float32) for part in (mel, speaker))
         return Stage1State(
+            voice=reference.key,
             prompt_tokens=tokens.to(self._device, torch.long),
             prompt_mel=mel.T[None],
             speaker=self._flow.speaker(speaker[None]),
@@ -82,49 +107,110 @@ class Stage1:
         )
 
     @torch.inference_mode()
-    def decode(self, state: Stage1State, tokens: Tensor, *, is_last: bool) -> Tensor:
+    def decode(self, state: Stage1State, tokens: Tensor, *, is_last: bool, keep: bool = False) -> Tensor:
         """All tokens [n] of the segment up to the end of this chunk -> its new samples [S] float32 on the CPU.
 
         Unless `is_last`, the final three tokens are look-ahead and sound in the next chunk. Raises GenerationError when
         the segment cannot go on: an illegal token, more than fits, a cut off the grid, NaN in mel or
         samples.
         """
-        if is_last and not len(tokens):
-            return torch.empty(0)
-        mel = state.stretch.push(self.new_mel(state, tokens, is_last=is_last), is_last=is_last)
-        return self._vocoder.decode(state.vocoder, mel, is_last=is_last).cpu()
+        (samples,) = self.decode_together([Chunk(state, tokens, is_last, keep)])
+        if isinstance(samples, Exception):
+            raise samples
+        return samples
 
     @torch.inference_mode()
-    def new_mel(self, state: Stage1State, tokens: Tensor, *, is_last: bool) -> Tensor:
-        """The mel frames [M, k] that these tokens add to those handed on before; possibly none.
+    def decode_together(self, chunks: Sequence[Chunk]) -> list[Tensor | Exception]:
+        """Chunks of different segments, their flow in one solve: samples of each, or the error that ends its segment.
 
-        Frames are counted behind the F prompt frames. F is 2P but in voice conversion by the reference's own rule (spec
-        9.21): there the prompt's last tokens sound too, or the first generated frames are missing.
+        What goes wrong in the solve itself is raised: whose fault it was cannot be told.
         """
-        config = self._config
-        self._check_tokens(tokens)
-        heard = len(tokens) if is_last else len(tokens) - config.lookahead_tokens
-        frames = config.mel_per_token * (len(state.prompt_tokens) + heard)
-        prompt_frames = state.prompt_mel.shape[-1]
-        if heard <= 0 or frames <= prompt_frames + state.mel_frames:
-            return state.prompt_mel.new_empty(config.mel_bins, 0)
+        outcomes: dict[Chunk, Tensor | Exception] = {}
+        pieces: dict[Chunk, Piece] = {}
+        for chunk in chunks:
+            try:
+                if piece := self.begin(chunk):
+                    pieces[chunk] = piece
+            except Exception as error:  # whatever it is, it belongs to this segment
+                outcomes[chunk] = error
+        solved = dict(zip(pieces, self._solver.solve(list(pieces.values())) if pieces else [], strict=True))
+        for chunk in chunks:
+            if chunk not in outcomes:
+                try:
+                    outcomes[chunk] = self.finish(chunk, solved.get(chunk))
+                except Exception as error:  # likewise
+                    outcomes[chunk] = error
+        return [outcomes[chunk] for chunk in chunks]
+
+    def begin(self, chunk: Chunk) -> Piece | None:
+        """What a chunk wants solved, or None when it brings no frame. Raises GenerationError for what cannot be."""
+        config, state = self._config, chunk.state
+        self._check_tokens(chunk.tokens)
+        prompt, prompt_frames = len(state.prompt_tokens), state.prompt_mel.shape[-1]
+        frames = self._frames(chunk)
+        if frames <= prompt_frames + state.mel_frames:
+            return None
         if frames > FLOW_FRAMES:
-            room = self._capacity(len(state.prompt_tokens), prompt_frames)
             raise GenerationError(
-                f"{len(tokens)} speech tokens after a prompt of {len(state.prompt_tokens)} pass the flow's "
-                f"{FLOW_FRAMES} frames; {room} fit, split the text"
+                f"{len(chunk.tokens)} speech tokens after a prompt of {prompt} pass the flow's "
+                f"{FLOW_FRAMES} frames; {self._capacity(prompt, prompt_frames)} fit, split the text"
             )
-        if not is_last and frames % config.dit.chunk_frames:
+        if not chunk.is_last and frames % config.dit.chunk_frames:
             grid = config.dit.chunk_frames // config.mel_per_token
             raise GenerationError(
                 f"a chunk may end at a multiple of {grid} tokens from the start of the prompt, not at "
                 f"{frames // config.mel_per_token}: its last frames would change with the next chunk"
             )
-        mel = self._solve(state, tokens, frames, is_last=is_last)[:, prompt_frames + state.mel_frames :]
-        if not torch.isfinite(mel).all():
-            raise GenerationError("the flow gave NaN or infinite mel; this segment cannot go on")
+        chunked = not chunk.is_last or self._final_attention == "chunked"
+        everything = torch.cat((state.prompt_tokens, chunk.tokens.to(self._device, torch.long)))
+        mu = self._flow.mu(everything[None], is_last=chunk.is_last)
+        if not chunked:
+            return self._piece(state, mu, frames, chunked)
+        past = state.past or self._voice_past(state)
+        keeps = chunk.keep and not chunk.is_last and self._solver.keeps_past
+        keeps = keeps and self.streams.claim(state, self._solver.past_bytes(frames))
+        return self._piece(state, mu, frames, chunked, past, keep=(frames,) if keeps else ())
+
+    def finish(self, chunk: Chunk, solved: Solved | None) -> Tensor:
+        """Samples of a chunk whose piece, if it had one, is solved."""
+        state, is_last = chunk.state, chunk.is_last
+        if is_last and not len(chunk.tokens):
+            return torch.empty(0)
+        mel = state.stretch.push(self._take(chunk, solved), is_last=is_last)
+        return self._vocoder.decode(state.vocoder, mel, is_last=is_last).cpu()
+
+    @torch.inference_mode()
+    def new_mel(self, state: Stage1State, tokens: Tensor, *, is_last: bool, keep: bool = False) -> Tensor:
+        """The mel frames [M, k] that these tokens add to those handed on before; possibly none."""
+        chunk = Chunk(state, tokens, is_last, keep)
+        piece = self.begin(chunk)
+        return self._take(chunk, self._solver.solve([piece])[0] if piece else None)
+
+    def _take(self, chunk: Chunk, solved: Solved | None) -> Tensor:
+        state, prompt_frames = chunk.state, chunk.state.prompt_mel.shape[-1]
+        if solved is None:
+            return state.prompt_mel.new_empty(self._config.mel_bins, 0)
+        frames = self._frames(chunk)
+        mel = solved.mel[:, prompt_frames + state.mel_frames - frames :].float()
+        self._check_mel(mel)
         state.mel_frames = frames - prompt_frames
+        state.past = solved.pasts[0] if solved.pasts else None
+        if state.past is None:
+            self.streams.release(state)
         return mel
+
+    def _frames(self, chunk: Chunk) -> int:
+        """Where a chunk ends, in frames from the start of the prompt; 0 when it ends within the look-ahead.
+
+        Generated frames are counted behind the F prompt frames. F is 2P but in voice conversion by the reference's own
+        rule (spec 9.21): there the prompt's last tokens sound too, or the first generated frames are missing.
+        """
+        heard = len(chunk.tokens) - (0 if chunk.is_last else self._config.lookahead_tokens)
+        return self._config.mel_per_token * (len(chunk.state.prompt_tokens) + heard) if heard > 0 else 0
+
+    def frames(self, tokens: int) -> int:
+        """Mel frames of so many tokens."""
+        return self._config.mel_per_token * tokens
 
     def capacity_tokens(self, reference: PreparedReference) -> int:
         """How many generated tokens fit beside this prompt in one segment; longer text is split (spec 9.36)."""
@@ -133,27 +219,59 @@ class Stage1:
     def describe(self) -> dict[str, str]:
         """What runs, for people and for the metadata of a response."""
         return {
-            "flow estimator": self._estimator.name,
-            "flow precision": str(self._estimator.dtype).removeprefix("torch."),
+            "flow estimator": self._solver.name,
+            "flow precision": str(self._solver.dtype).removeprefix("torch."),
             "stage 1 device": str(self._device),
+            "kept of prompts": f"at most {self.voices.limit_bytes / 2**20:.0f} MiB",
+            "kept of streams": f"at most {self.streams.limit_bytes / 2**20:.0f} MiB",
             "attention of the last chunk": "full"
             if self._final_attention == "full"
             else "chunked (not the official one)",
         }
 
-    def _solve(self, state: Stage1State, tokens: Tensor, frames: int, *, is_last: bool) -> Tensor:
-        """Mel [M, frames] of prompt and tokens."""
-        everything = torch.cat((state.prompt_tokens, tokens.to(self._device, torch.long)))
-        return solve(
-            self._estimator,
-            self._noise.flow_noise(frames)[None],
-            self._flow.mu(everything[None], is_last=is_last),
-            state.speaker,
-            prompt_condition(state.prompt_mel, frames),
-            steps=self._config.euler_steps,
-            rate=self._config.guidance_rate,
-            chunked=not is_last or self._final_attention == "chunked",
-        )[0]
+    def _piece(
+        self,
+        state: Stage1State,
+        mu: Tensor,
+        frames: int,
+        chunked: bool,
+        past: Past | None = None,
+        keep: tuple[int, ...] = (),
+    ) -> Piece:
+        """The frames up to a count that are not in the past."""
+        start = past.frames if past else 0
+        noise = self._noise.flow_noise(frames)
+        cond = prompt_condition(state.prompt_mel, frames)[0]
+        return Piece(
+            noise[:, start:], mu[0, :, start:frames], cond[:, start:], state.speaker[0], chunked, past=past, keep=keep
+        )
+
+    def _voice_past(self, state: Stage1State) -> Past | None:
+        """The finished blocks of the prompt that no generated token reaches through the look-ahead.
+
+        Unless they are kept they are solved by themselves, so that a hop is the same computation, bit for bit, whether
+        its voice is known, new, or too large to be kept.
+        """
+        tokens = len(state.prompt_tokens) - self._config.lookahead_tokens
+        frames = min(self._config.mel_per_token * tokens, state.prompt_mel.shape[-1])
+        frames -= frames % self._config.dit.chunk_frames
+        if frames <= 0 or not self.voices.limit_bytes:
+            return None
+        past = self.voices.get(state.voice)
+        if past is not None:
+            return past
+        fits = self.voices.make_room(self._solver.past_bytes(frames))
+        mu = self._flow.mu(state.prompt_tokens[None], is_last=False)
+        (solved,) = self._solver.solve([self._piece(state, mu, frames, chunked=True, keep=(frames,))])
+        self._check_mel(solved.mel)
+        (past,) = solved.pasts
+        if fits:
+            self.voices.put(state.voice, past)
+        return past
+
+    def _check_mel(self, mel: Tensor) -> None:
+        if not torch.isfinite(mel).all():
+            raise GenerationError("the flow gave NaN or infinite mel; this segment cannot go on")
 
     def _capacity(self, prompt_tokens: int, prompt_frames: int) -> int:
         ratio = self._config.mel_per_token

@@ -33,7 +33,8 @@ def rotary_frequencies(head_dim: int) -> Tensor:
 def rotate_first_head(wide: Tensor, rotary: Rotary) -> Tensor:
     """Turns channel pairs (2k, 2k + 1) of head 0 in [R, N, H * K]; the other heads know no position (spec 9.1)."""
     cos, sin = rotary
-    first, rest = wide[..., : cos.shape[-1]].float(), wide[..., cos.shape[-1] :]
+    first, rest = wide[..., : cos.shape[-1]], wide[..., cos.shape[-1] :]
+    first = first.to(torch.promote_types(cos.dtype, wide.dtype))
     crossed = torch.stack((-first[..., 1::2], first[..., 0::2]), dim=-1).flatten(-2)
     return torch.cat(((first * cos + crossed * sin).to(wide.dtype), rest), dim=-1)
 

@@ -1,18 +1,49 @@
 """Euler solver of the flow: noise and conditioning in, mel out (spec 4.3).
 
-Shapes: B streams, N mel frames (50 Hz), M mel bins. Knows nothing of tokens or audio, only of an estimator, which it
-gives 2B rows in one layout: row 2i is stream i with its conditioning, row 2i + 1 its unconditional twin. The state
-stays in float32 whatever the estimator's precision.
+Shapes: B streams, N mel frames (50 Hz), M mel bins, C token channels. Knows nothing of tokens or audio, only of an
+estimator, which it gives 2B rows in one layout: row 2i is stream i with its conditioning, row 2i + 1 its unconditional
+twin. The state stays in float32 though the estimator be in half precision.
 """
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from runtime.stage1.past import Past
+
 if TYPE_CHECKING:  # base.py builds what stands on this file
     from runtime.stage1.base import FlowEstimator
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """What one stream wants solved: its frames behind `past`, all of them when there is none."""
+
+    noise: Tensor  # [M, N]
+    mu: Tensor  # [C, N]
+    cond: Tensor  # [M, N]
+    speaker: Tensor  # [M]
+    chunked: bool  # the chunk-causal attention of streaming; a past needs it
+    past: Past | None = None
+    keep: tuple[int, ...] = ()  # frame counts, from the start of the prompt, of which a past is wanted
+
+    @property
+    def start(self) -> int:
+        return self.past.frames if self.past else 0
+
+    @property
+    def frames(self) -> int:
+        return self.noise.shape[-1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Solved:
+    mel: Tensor  # [M, N]
+    pasts: tuple[Past, ...] = ()  # as many as were to be kept, in their order
 
 
 def schedule(steps: int) -> list[tuple[float, float]]:
@@ -51,16 +82,42 @@ def solve(
     chunked: bool,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Walks from noise [B, M, N] to mel [B, M, N] float32.
+    """Walks from noise [B, M, N] to mel [B, M, N].
 
     mu, cond [B, M, N] and speaker [B, M] are the conditioning. `mask` [B, 1, N] is true on real frames when the streams
     differ in length, and None when all frames are real. `chunked` chooses the chunk-causal attention mask.
     """
-    x = noise.float()
+    x = noise.to(torch.promote_types(torch.float32, estimator.dtype))
     mu, speaker, cond = (pair(part, torch.zeros_like(part)) for part in (mu, speaker, cond))
     rows_mask = None if mask is None else pair(mask, mask)
     for t, width in schedule(steps):
         times = torch.full((len(mu),), t, device=x.device)
-        velocity = estimator(pair(x, x), rows_mask, mu, times, speaker, cond, chunked=chunked).float()
+        velocity = estimator(pair(x, x), rows_mask, mu, times, speaker, cond, chunked=chunked).to(x.dtype)
         x = x + width * guide(velocity[0::2], velocity[1::2], rate)
     return x
+
+
+class PlainSolver:
+    """One piece after the other through a plain estimator, which remembers nothing."""
+
+    keeps_past = False
+
+    def __init__(self, estimator: "FlowEstimator", steps: int, rate: float) -> None:
+        self._estimator = estimator
+        self._steps = steps
+        self._rate = rate
+        self.name = estimator.name
+        self.dtype = estimator.dtype
+
+    def past_bytes(self, frames: int) -> int:
+        return 0
+
+    def solve(self, pieces: Sequence[Piece]) -> list[Solved]:
+        return [self._solve(piece) for piece in pieces]
+
+    def _solve(self, piece: Piece) -> Solved:
+        assert piece.past is None and not piece.keep, "the plain estimator has no past"
+        noise, mu, speaker, cond = (part[None] for part in (piece.noise, piece.mu, piece.speaker, piece.cond))
+        steps, rate = self._steps, self._rate
+        mel = solve(self._estimator, noise, mu, speaker, cond, steps=steps, rate=rate, chunked=piece.chunked)
+        return Solved(mel[0])

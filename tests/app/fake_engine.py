@@ -23,6 +23,7 @@ class FakeEngine:
     fails_after: int | None = None  # chunks
     failure: BaseException = field(default_factory=lambda: GenerationError("the model produced NaN; try another seed"))
     makes_speech: bool = False
+    splits: bool = False  # into sentences, at every ". "
     streams: list["FakeStream"] = field(default_factory=list)
     requests: list[SpeechRequest] = field(default_factory=list)
     closed: bool = False
@@ -63,7 +64,7 @@ class FakeStream:
         self.first_at: float | None = None  # epoch seconds, like the next
         self.closed_at: float | None = None
         seed = request.seed if request.seed is not None else 7
-        texts = request.text.split(". ")
+        texts = request.text.split(". ") if engine.splits else [request.text]
         self.speech = SimpleNamespace(sentences=[SimpleNamespace(text=text) for text in texts])
         self.stats = StreamStats(request.mode, seed, SamplingParams(), sentences=len(texts), sample_rate=RATE)
 

@@ -11,8 +11,8 @@ import pytest
 
 import launch
 from app.audio_format import to_pcm16
-from runtime import Checkpoint, Mode
-from tests.app.fake_engine import RATE, FakeEngine, tone
+from runtime import Checkpoint, Mode, SpeechRequest, SpokenSentence
+from tests.app.fake_engine import RATE, FakeEngine, FakeStream, tone
 
 
 def say(engine: FakeEngine, *flags: object) -> int:
@@ -180,3 +180,48 @@ def test_say_speaks_with_a_real_engine(
     samples = samples_of(out)
     assert len(samples) % (2 * 960) == 0 and samples  # whole tokens
     assert capsysbinary.readouterr().out == samples
+
+
+def test_words_and_pauses_reach_the_sound(
+    tiny_checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    voice = Path(__file__).parents[1] / "audio" / "zero_shot_prompt.wav"
+    words = tmp_path / "words.txt"
+    words.write_text("PyTorch = pie torch", encoding="utf-8")
+    common = ["say", "--model", str(tiny_checkpoint.folder), "--reference", str(voice), "--words", str(words)]
+    common += ["--text", "PyTorch. [pause 1.5s] It costs 5 euros.", "--seed", "3"]
+    assert launch.main([*common, "--plan"], {}) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert [line.split(" s  ")[-1].strip() for line in told] == [
+        "pie torch.",
+        "PyTorch.",
+        "(pause)",
+        "It costs five euros.",
+        "It costs 5 euros.",
+    ]
+    assert launch.main([*common, "--out", str(tmp_path / "out.wav")], {}) == 0
+    samples = np.frombuffer(samples_of(tmp_path / "out.wav"), "<i2")
+    runs = np.diff(np.flatnonzero(np.abs(samples) > 30))
+    assert abs((runs.max() - 1) / RATE - 1.5) < 0.05
+
+
+def test_a_broken_word_list_exits_2(tmp_path: Path, reference: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = tmp_path / "words.txt"
+    words.write_text("no sign", encoding="utf-8")
+    flags = ["--reference", reference, "--text", "a", "--words", words, "--out", tmp_path / "out.wav"]
+    assert say(FakeEngine(), *flags) == 2
+    assert "line 1" in capsys.readouterr().err
+
+
+def test_a_sentence_whose_length_does_not_fit_is_told(
+    tmp_path: Path, reference: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class OddEngine(FakeEngine):
+        def stream(self, request: SpeechRequest) -> FakeStream:
+            stream = super().stream(request)
+            stream.stats.spoken.append(SpokenSentence("A text", 9.0, RATE, samples=RATE, complete=True))
+            return stream
+
+    engine = OddEngine(seconds=1.0, makes_speech=True)
+    say(engine, "--reference", reference, "--text", "a", "--out", tmp_path / "out.wav")
+    assert "sentence 1 took 1.0 s where about 9.0 s" in capsys.readouterr().err

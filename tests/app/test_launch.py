@@ -1,7 +1,9 @@
 """Flags, ports and browsers: what happens before the page is there."""
 
+import dataclasses
 import socket
 import webbrowser
+from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
@@ -21,7 +23,10 @@ def settings_of(*flags: str, environment: dict[str, str] | None = None) -> Setti
 
 
 def test_no_flags_mean_the_defaults() -> None:
-    assert settings_of() == Settings()
+    settings = settings_of()
+    assert settings.voices is not None and settings.voices.is_absolute() and settings.voices.name == "voices"
+    assert settings.history == settings.voices.with_name("history")
+    assert dataclasses.replace(settings, voices=None, history=None) == Settings()
 
 
 def test_flags_reach_the_settings() -> None:
@@ -33,13 +38,18 @@ def test_flags_reach_the_settings() -> None:
         "81",
         "--device",
         "cpu",
+        "--stage0",
+        "vllm",
         "--precision",
         "bfloat16",
         "--fidelity",
         "official",
     ]
-    engine = EngineSettings(device="cpu", lm_precision="bfloat16", flow_precision="bfloat16", fidelity="official")
-    assert settings_of(*flags) == Settings("a/b", "llm.rl", "modelscope", "0.0.0.0", 81, False, engine=engine)
+    engine = EngineSettings("cpu", "vllm", lm_precision="bfloat16", flow_precision="bfloat16", fidelity="official")
+    flags += ["--voices", "kept", "--history", "made"]
+    assert settings_of(*flags) == Settings(
+        "a/b", "llm.rl", "modelscope", "0.0.0.0", 81, False, voices=Path("kept"), history=Path("made"), engine=engine
+    )
 
 
 def test_model_flags_work_before_and_after_the_command() -> None:
@@ -51,6 +61,7 @@ def test_a_space_is_reached_from_outside_unless_flags_say_otherwise() -> None:
     space = {"SPACE_ID": "somebody/mynah"}
     settings = settings_of(environment=space)
     assert (settings.host, settings.port, settings.open_browser) == ("0.0.0.0", 7860, False)
+    assert settings.voices is settings.history is None  # its visitors are strangers to each other
     assert settings_of("--port", "81", environment=space).port == 81
 
 

@@ -231,7 +231,7 @@ def test_a_text_over_the_limit_is_refused_with_it(reference: Path) -> None:
 
 
 def test_progress_goes_over_the_sentences(reference: Path) -> None:
-    engine = FakeEngine(seconds=2.0, chunk_seconds=0.25)
+    engine = FakeEngine(seconds=2.0, chunk_seconds=0.25, splits=True)
     text = "One is here. Two is here. Three is here. Four is here"
     made = [m["progress"] for m, _ in speak(handlers_of(engine), reference, text=text) if "progress" in m]
     assert [p["sentence"] for p in made] == [1, 1, 2, 2, 3, 3, 4, 4] and {p["sentences"] for p in made} == {4}

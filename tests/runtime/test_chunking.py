@@ -1,10 +1,11 @@
 """Cuts and silence between the stages."""
 
 from itertools import pairwise
+from typing import get_args
 
 import pytest
 
-from runtime.chunking import ChunkSchedule, Cut, SilenceThinner
+from runtime.chunking import ChunkSchedule, Cut, HopPlan, SilenceThinner
 from runtime.config import RELEASED_SILENT_TOKENS
 from runtime.errors import RequestError
 from tests import golden
@@ -32,8 +33,31 @@ def test_cuts_equal_the_official_loop():
 
 
 @pytest.mark.parametrize("arriving", [1, 2, 7, 1000])
-def test_cuts_do_not_depend_on_when_tokens_come(arriving):
-    assert cuts(ChunkSchedule(87), 700, arriving) == cuts(ChunkSchedule(87), 700, 700)
+@pytest.mark.parametrize("hops", get_args(HopPlan))
+def test_cuts_do_not_depend_on_when_tokens_come(hops, arriving):
+    for total in (40, 137, 144, 700):
+        expected = cuts(ChunkSchedule(87, hops=hops), total, total)
+        assert cuts(ChunkSchedule(87, hops=hops), total, arriving) == expected
+
+
+def test_throughput_takes_the_first_hop_and_then_everything():
+    # 5 s after a prompt of 87: two solves, where the official loop takes three
+    assert cuts(ChunkSchedule(87, hops="throughput"), 125) == [Cut(41, False), Cut(125, True)]
+    assert cuts(ChunkSchedule(87), 125) == [Cut(41, False), Cut(91, False), Cut(125, True)]
+
+
+def test_throughput_hops_again_past_its_cap():
+    """A long text does not make its listener wait for all of it."""
+    ends = [cut.tokens for cut in cuts(ChunkSchedule(87, hops="throughput"), 300)]
+    assert ends == [38 + 3, 138 + 3, 238 + 3, 300]
+    ends = [cut.tokens for cut in cuts(ChunkSchedule(0, hops="throughput", cap_tokens=50), 150)]
+    assert ends == [25 + 3, 75 + 3, 125 + 3, 150]
+
+
+def test_both_plans_begin_with_the_same_hop():
+    for prompt in range(60):
+        first, other = (ChunkSchedule(prompt, hops=hops).next(60, False) for hops in get_args(HopPlan))
+        assert first == other
 
 
 @pytest.mark.parametrize(("prompt", "first"), [(0, 25), (1, 49), (24, 26), (25, 25), (26, 49), (87, 38)])
@@ -69,3 +93,15 @@ def test_a_hop_off_the_grid_is_refused():
     """Trap 34."""
     with pytest.raises(RequestError, match="multiple of 25"):
         ChunkSchedule(0, first_hop=15)
+    with pytest.raises(RequestError, match="multiple of 25"):
+        ChunkSchedule(0, hops="throughput", cap_tokens=110)
+
+
+def test_another_hop_is_expected_where_the_plan_makes_it_likely():
+    growing, two_goes = ChunkSchedule(0), ChunkSchedule(0, hops="throughput")
+    for schedule, expected in ((growing, [True, True]), (two_goes, [False, True])):
+        expects = []
+        for available in (28, 128):
+            assert schedule.next(available, finished=False)
+            expects.append(schedule.hops_again)
+        assert expects == expected

@@ -4,6 +4,7 @@ Traps by their number in the reliability list. Trap 25 is excluded by the design
 values in one process, so no field can be unknown to one of them.
 """
 
+import contextlib
 import dataclasses
 import random
 import threading
@@ -24,7 +25,7 @@ from runtime import (
     RequestError,
     SpeechRequest,
 )
-from runtime.engine import resolve_device
+from runtime.engine import resolve_device, resolve_hops
 from runtime.types import SamplingParams, TokenStep
 
 SENTENCE = "The quick brown fox jumps."
@@ -266,6 +267,31 @@ def test_too_many_requests_are_refused_at_the_door(tiny_checkpoint, voice):
         assert stats.ended is not None
 
 
+def test_streams_solved_in_groups_sound_like_each_alone(tiny_checkpoint, engine, voice):
+    """Batching changes no stream: its cuts are its own, and rows do not see each other."""
+    wishes = [request(voice, text=f"Number {n} speaks.", seed=n) for n in range(6)]
+    alone = [joined(speak(engine, wish)[0]) for wish in wishes]
+    groups = []
+    with Engine(tiny_checkpoint, EngineSettings(group_frames=100_000)) as together:
+        decode = together._stage1.decode_together
+        together._stage1.decode_together = lambda chunks: groups.append(len(chunks)) or decode(chunks)
+        with contextlib.ExitStack() as entered:
+            streams = [entered.enter_context(together.stream(wish)) for wish in wishes]
+            found = [joined(list(stream)) for stream in streams]
+    assert max(groups) > 1
+    for samples, expected in zip(found, alone, strict=True):
+        assert samples.shape == expected.shape
+        assert np.square(samples - expected).mean() < 1e-4 * np.square(expected).mean()  # 40 dB
+
+
+def test_a_failed_solve_ends_those_in_it_and_no_others(engine, voice, monkeypatch):
+    monkeypatch.setattr(engine._stage1, "decode_together", lambda chunks: 1 / 0)
+    with pytest.raises(GenerationError, match="ZeroDivisionError"):
+        speak(engine, request(voice))
+    monkeypatch.undo()
+    neighbours_speak(engine, voice)
+
+
 # Failures
 
 
@@ -278,14 +304,14 @@ def neighbours_speak(engine, voice):
 @pytest.mark.parametrize("error", [RuntimeError("torn"), KeyError("torn"), GenerationError("torn")])
 def test_an_exception_in_stage_1_reaches_its_own_stream(engine, voice, monkeypatch, error):
     """Trap 31."""
-    decode = engine._stage1.decode
+    begin = engine._stage1.begin
 
-    def failing(state, tokens, *, is_last):
-        if state.stretch.speed == 1.5:
+    def failing(chunk):
+        if chunk.state.stretch.speed == 1.5:
             raise error
-        return decode(state, tokens, is_last=is_last)
+        return begin(chunk)
 
-    monkeypatch.setattr(engine._stage1, "decode", failing)
+    monkeypatch.setattr(engine._stage1, "begin", failing)
     with engine.stream(request(voice, text=LONG)) as neighbour:
         with pytest.raises(GenerationError, match="torn"):
             speak(engine, request(voice, speed=1.5))
@@ -304,14 +330,14 @@ def test_an_exception_while_joining_stage_0_reaches_its_own_stream(engine, voice
 
 def test_an_error_between_chunks_follows_the_sound_that_was_made(engine, voice, monkeypatch):
     """Trap 31: a done marker always follows."""
-    decode = engine._stage1.decode
+    begin = engine._stage1.begin
 
-    def failing_at_the_end(state, tokens, *, is_last):
-        if is_last:
+    def failing_at_the_end(chunk):
+        if chunk.is_last:
             raise RuntimeError("torn")
-        return decode(state, tokens, is_last=is_last)
+        return begin(chunk)
 
-    monkeypatch.setattr(engine._stage1, "decode", failing_at_the_end)
+    monkeypatch.setattr(engine._stage1, "begin", failing_at_the_end)
     heard = []
     with pytest.raises(GenerationError, match="torn"), engine.stream(request(voice, text=LONG)) as stream:
         for chunk in stream:
@@ -438,6 +464,32 @@ def test_describe_tells_what_is_live(engine):
     assert any("torch" in value for value in described.values())
 
 
+@pytest.mark.parametrize(
+    ("settings", "device", "plan"),
+    [
+        ({}, "cpu", "throughput"),
+        ({}, "cuda", "latency"),
+        ({"fidelity": "official"}, "cpu", "latency"),
+        ({"hops": "throughput"}, "cuda", "throughput"),
+        ({"hops": "latency"}, "cpu", "latency"),
+    ],
+)
+def test_where_a_stream_is_cut_follows_from_the_settings(settings, device, plan):
+    assert resolve_hops(EngineSettings(**settings), torch.device(device)) == plan
+
+
+def test_each_plan_speaks_the_same_tokens_and_is_told(tiny_checkpoint, engine, voice):
+    assert "throughput" in engine.describe()["hops"]
+    long = request(voice, text=LONG)
+    two_goes, stats = speak(engine, long)
+    with Engine(tiny_checkpoint, EngineSettings(hops="latency")) as official:
+        assert "latency" in official.describe()["hops"]
+        many, many_stats = speak(official, long)
+    assert stats.tokens == many_stats.tokens and len(two_goes) < len(many)
+    first, same = two_goes[0].samples, many[0].samples
+    np.testing.assert_allclose(first, same, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["tpu", "cuda:99", "mps"])
 def test_a_device_that_is_not_here_is_named(name):
     """Trap 22: what was asked for is what runs, or loading fails."""
@@ -452,6 +504,10 @@ def test_a_device_that_is_not_here_is_named(name):
         {"flow_precision": "half"},
         {"fidelity": "exact"},
         {"final_attention": "causal"},
+        {"hops": "few"},
+        {"voice_kv_bytes": -1},
+        {"stream_kv_bytes": -1},
+        {"group_frames": 0},
         {"estimator": "onnx"},
         {"stage0": "llama"},
         {"chunk_queue": 0},
@@ -463,3 +519,12 @@ def test_a_setting_without_meaning_is_refused(wrong):
     ((name, value),) = wrong.items()
     with pytest.raises(EngineUnavailable, match=f"{name} is {value!r}"):
         EngineSettings(**wrong)
+
+
+def test_a_text_is_spoken_from_a_later_sentence_as_in_the_whole(engine, voice):
+    whole, stats = speak(engine, request(voice, text=LONG))
+    rest, rest_stats = speak(engine, request(voice, text=LONG, first_sentence=1))
+    assert np.array_equal(joined(rest), joined([chunk for chunk in whole if chunk.sentence >= 1]))
+    assert rest_stats.sentences == stats.sentences - 1 and rest_stats.seed == stats.seed
+    with pytest.raises(RequestError, match="no sentence 9"):
+        engine.stream(request(voice, text=LONG, first_sentence=9))

@@ -102,3 +102,34 @@ def prompt(
         min_tokens=min_tokens,
         max_tokens=max_tokens,
     )
+
+
+def widened(lm: SpeechLM) -> SpeechLM:
+    """The same function with heads twice as wide and zeros in what is new.
+
+    Some attention kernels know no head narrower than 32. A head's element i turns with the frequency of element 2i in
+    the wide one; scores are divided by a larger root, and norms average over twice as many values: weights make up.
+    """
+    config = lm.config
+    qwen = replace(config.qwen, hidden_size=2 * config.qwen.hidden_size, rms_norm_eps=config.qwen.rms_norm_eps / 2)
+    wide = SpeechLM(replace(config, qwen=qwen))
+    half = config.qwen.head_dim // 2
+    spread = torch.cat((torch.arange(half) * 2, torch.arange(half) * 2 + 2 * half))  # places of a narrow head
+
+    def heads(count: int) -> Tensor:
+        return (torch.arange(count)[:, None] * 4 * half + spread).flatten()
+
+    places = {"q_proj": heads(qwen.num_attention_heads)}
+    places |= dict.fromkeys(("k_proj", "v_proj"), heads(qwen.num_key_value_heads))
+    with torch.no_grad():
+        for (name, new), old in zip(wide.named_parameters(), lm.parameters(), strict=True):
+            new.zero_()
+            kind = next((kind for kind in places if kind in name), None)
+            scale = 2**0.5 if kind == "q_proj" else 2**-0.5 if name.endswith("norm.weight") else 1.0
+            rows = torch.arange(len(old)) if kind is None else places[kind]
+            if old.dim() == 1:
+                new[rows] = scale * old
+            else:
+                columns = places["q_proj"] if "o_proj" in name else torch.arange(old.shape[1])
+                new[rows[:, None], columns] = scale * old
+    return wide.eval()

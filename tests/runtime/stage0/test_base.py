@@ -1,5 +1,6 @@
 """Choosing and loading an engine."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from runtime.checkpoint import Checkpoint
 from runtime.config import ModelConfig
 from runtime.errors import CheckpointError, EngineUnavailable
 from runtime.settings import EngineSettings
-from runtime.stage0.base import build_stage0, load_lm
+from runtime.stage0.base import build_stage0, check_vllm, installed_vllm, load_lm
 from tests import golden
 from tests.runtime.stage0.models import GREEDY, golden_config, golden_prompt, golden_weights
 
@@ -34,14 +35,42 @@ def test_engine_is_built_from_a_checkpoint_and_speaks(checkpoint, choice):
         "engine": "torch",
         "device": "cpu",
         "precision": "float32",
+        "sampling": "ras by two draws or standard, one generator per stream",
     }
     engine.add(0, golden_prompt("zero_shot"), GREEDY, 0)
     assert [engine.step()[0].token for _ in range(16)] == golden.load("llm_io")["zero_shot.greedy_tokens"].tolist()
 
 
 def test_unknown_engine_is_refused_with_the_way_out(checkpoint):
-    with pytest.raises(EngineUnavailable, match="'vllm'; choose auto or torch"):
+    with pytest.raises(EngineUnavailable, match="'onnx'; choose auto or torch or vllm"):
+        EngineSettings(stage0="onnx")
+
+
+@pytest.mark.skipif(installed_vllm() is not None, reason="vLLM is installed")
+def test_missing_vllm_is_refused_with_the_extra_to_install(checkpoint):
+    with pytest.raises(
+        EngineUnavailable, match=r"install the `vllm` extra \(version 0\.23 or newer and older than 0\.31\)"
+    ):
         build_stage0(checkpoint, EngineSettings(stage0="vllm"), CPU)
+
+
+@pytest.mark.parametrize("found", ["0.23.0", "0.25.1.post1", "0.30.0", "0.30.2+cpu"])
+def test_versions_of_vllm_that_are_served(found):
+    check_vllm(found)
+
+
+@pytest.mark.parametrize("found", ["0.9.0", "0.22.1", "0.31.0rc1", "1.0.0", "dev"])
+def test_other_versions_of_vllm_are_refused_with_the_range(found):
+    with pytest.raises(EngineUnavailable) as error:
+        check_vllm(found)
+    assert f"vLLM {found} is not served" in str(error.value)
+    assert "version 0.23 or newer and older than 0.31" in str(error.value)
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.0, math.nan])
+def test_meaningless_share_of_memory_is_refused(share):
+    with pytest.raises(EngineUnavailable, match="stage0_memory_share"):
+        EngineSettings(stage0_memory_share=share)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])

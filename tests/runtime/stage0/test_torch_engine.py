@@ -5,9 +5,10 @@ import math
 import torch
 
 from runtime.stage0.kv_cache import POSITION_BLOCK, ROW_BLOCK, KVCache
-from runtime.stage0.torch_engine import TorchStage0
+from runtime.stage0.torch_engine import PREFILL_POSITIONS, TorchStage0
 from runtime.types import EndReason
 from tests.runtime.stage0.models import GREEDY, RAS, chain_lm, golden_config, prompt, seeded_lm
+from tests.runtime.stage0.speaking import finish, speak, take
 
 
 def new_cache() -> KVCache:
@@ -131,6 +132,73 @@ def test_no_memory_for_a_prompt_ends_that_request_alone(monkeypatch):
     assert "lower max_streams" in str(steps[1].error)
     assert steps[0].token == 11
     assert [step.end for step in engine.step()] == [EndReason.STOP]
+
+
+def test_no_memory_while_decoding_ends_the_longest_stream_alone(monkeypatch):
+    """The cache cannot grow over its second block of positions: who needs that gives way, the others notice nothing."""
+    lm, grow = seeded_lm(), KVCache.reserve
+    requests = [
+        (prompt(text=[1] * (490 if key == 1 else 5), min_tokens=60, max_tokens=60), RAS, key) for key in range(4)
+    ]
+    expected = [speak(TorchStage0(lm), *request) for request in requests]
+    engine = TorchStage0(lm)
+    for key, request in enumerate(requests):
+        engine.add(key, *request)
+
+    def reserve(cache: KVCache, rows: int, positions: int) -> None:
+        if positions > POSITION_BLOCK:
+            raise_out_of_memory()
+        grow(cache, rows, positions)
+
+    monkeypatch.setattr(KVCache, "reserve", reserve)
+    spoken = finish(engine)
+    assert spoken[1].end is EndReason.ERROR
+    assert "no memory for a stream of 512 positions; lower max_streams" in str(spoken[1].error)
+    assert spoken[1].tokens == expected[1].tokens[: len(spoken[1].tokens)]
+    assert len(spoken[1].tokens) == 21
+    assert [spoken[key] for key in (0, 2, 3)] == [expected[key] for key in (0, 2, 3)]
+    assert engine.cache_bytes == 0
+
+
+def test_no_memory_at_all_ends_every_stream_by_name(monkeypatch):
+    engine = TorchStage0(seeded_lm())
+    for key in range(3):
+        engine.add(key, prompt(min_tokens=9), RAS, key)
+    engine.step()
+    monkeypatch.setattr(KVCache, "view", lambda *_: raise_out_of_memory())
+    steps = engine.step()
+    assert sorted(step.key for step in steps) == [0, 1, 2]
+    assert {step.end for step in steps} == {EndReason.ERROR}
+    assert (engine.live_streams, engine.cache_bytes) == (0, 0)
+
+
+def test_many_arriving_prompts_do_not_hold_up_a_speaking_stream():
+    """Each step gives the speaking stream its token and reads few positions; arrivals keep their turn."""
+    lm = seeded_lm()
+    arrivals = [(prompt(text=[2 + key] * 98, min_tokens=3, max_tokens=3), RAS, key) for key in range(9)]
+    expected = [speak(TorchStage0(lm), *request) for request in arrivals]
+    engine, spoken, begun = TorchStage0(lm), {}, []
+    engine.add(99, prompt(min_tokens=40, max_tokens=40), RAS, 0)
+    take(engine, spoken)
+    for key, request in enumerate(arrivals):
+        engine.add(key, *request)
+    for step in range(5):
+        take(engine, spoken)
+        assert len(spoken[99].tokens) == step + 2
+        begun.append(len(spoken) - 1)
+    assert begun == [2, 4, 6, 8, 9]  # two prompts of 100 positions fit into 256
+    finish(engine, spoken)
+    assert [spoken[key] for key in range(9)] == expected
+
+
+def test_prompt_longer_than_a_step_reads_is_read_alone():
+    engine, spoken = TorchStage0(seeded_lm()), {}
+    for key in range(2):
+        engine.add(key, prompt(text=[5] * (PREFILL_POSITIONS + 40), min_tokens=2), RAS, key)
+    take(engine, spoken)
+    assert list(spoken) == [0]
+    take(engine, spoken)
+    assert list(spoken) == [0, 1]
 
 
 def raise_out_of_memory() -> None:

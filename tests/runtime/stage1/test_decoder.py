@@ -16,7 +16,7 @@ from runtime.config import LMConfig, MelConfig, ModelConfig, QwenConfig, RasConf
 from runtime.errors import CheckpointError, GenerationError
 from runtime.settings import EngineSettings
 from runtime.stage1.base import build_stage1
-from runtime.stage1.decoder import Stage1
+from runtime.stage1.decoder import Chunk, Stage1
 from runtime.types import PreparedReference
 from tests import golden
 from tests.runtime.stage1 import tiny_hift
@@ -145,7 +145,7 @@ def test_a_prompt_that_is_not_aligned_shifts_what_is_generated(
 ) -> None:
     """Voice conversion by the reference's own rule: frames are counted behind the prompt mel (spec 9.21)."""
     mel = torch.cat((reference.mel, reference.mel))[: 60 + extra]
-    voice = dataclasses.replace(reference, mel=mel)
+    voice = dataclasses.replace(reference, mel=mel, key=f"{extra} frames more")
     assert len(spoken(stage1, voice, tokens)) == (240 - extra) * 480
     state = stage1.open(voice)
     assert not len(stage1.decode(state, tokens[:3], is_last=False))
@@ -175,6 +175,25 @@ def test_one_broken_voice_leaves_the_next_alone(stage1: Stage1, reference: Prepa
     with pytest.raises(GenerationError):
         spoken(stage1, dataclasses.replace(reference, speaker=torch.full((192,), torch.nan)), tokens[:20])
     assert torch.equal(spoken(stage1, reference, tokens[:20]), before)
+
+
+def test_chunks_of_several_segments_are_solved_together_and_fail_apart(
+    stage1: Stage1, reference: PreparedReference, tokens: Tensor
+) -> None:
+    """Trap 52: finals and hops, long, short and empty ones, and two that cannot be."""
+    wanted = [(tokens, True), (tokens[:48], False), (tokens[:0], True), (tokens[:2], False), (tokens[:7], True)]
+    bad = dataclasses.replace(reference, speaker=torch.full((192,), torch.nan), key="bad")
+    chunks = [Chunk(stage1.open(reference), some, is_last) for some, is_last in wanted]
+    chunks.insert(1, Chunk(stage1.open(reference), torch.tensor([6561]), True))
+    chunks.insert(3, Chunk(stage1.open(bad), tokens, True))
+    outcomes = stage1.decode_together(chunks)
+    failures = [outcomes.pop(3), outcomes.pop(1)]
+    assert all(isinstance(failure, GenerationError) for failure in failures)
+    for outcome, (some, is_last) in zip(outcomes, wanted, strict=True):
+        alone = stage1.decode(stage1.open(reference), some, is_last=is_last)
+        assert isinstance(outcome, Tensor) and outcome.shape == alone.shape
+        if len(alone):
+            assert (outcome - alone).square().mean() < 1e-4 * alone.square().mean()  # 40 dB; float32 phase (spec 5.2)
 
 
 def model_config() -> ModelConfig:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from runtime.errors import CheckpointError, EngineUnavailable
 from runtime.settings import EngineSettings
-from runtime.stage1.base import build_estimator, check_finite, load_flow
+from runtime.stage1.base import build_solver, check_finite, load_flow
 from runtime.stage1.conditioning import Flow
 from runtime.stage1.dit import DiT, chunk_mask, rotary_frequencies, rotate_first_head, sinusoid
 from runtime.stage1.noise import NoiseBank
@@ -149,12 +149,12 @@ def test_precision_that_overflows_is_refused_at_load() -> None:
     noise = NoiseBank(CPU)
     for precision in ("float16", "bfloat16"):
         flow = load_flow(flow_config(), weights, CPU)
-        estimator = build_estimator(flow, EngineSettings(flow_precision=precision))
+        solver = build_solver(flow, EngineSettings(flow_precision=precision))
         if precision == "bfloat16":
-            check_finite(estimator, flow, noise)
+            check_finite(solver, flow, noise)
         else:
             with pytest.raises(EngineUnavailable, match="overflows in float16"):
-                check_finite(estimator, flow, noise)
+                check_finite(solver, flow, noise)
 
 
 def test_every_buffer_comes_from_the_file() -> None:

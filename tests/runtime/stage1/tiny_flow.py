@@ -7,10 +7,12 @@ from torch import Tensor
 
 from runtime.config import DiTConfig, FlowConfig
 from runtime.settings import EngineSettings
-from runtime.stage1.base import build_estimator, load_flow
+from runtime.stage1.base import FlowSolver, build_solver, load_flow
 from runtime.stage1.conditioning import Flow
 from runtime.stage1.decoder import Stage1
+from runtime.stage1.dit_packed import PackedSolver
 from runtime.stage1.noise import NoiseBank
+from runtime.stage1.solver import PlainSolver
 from runtime.stage1.vocoder import Vocoder
 from runtime.types import PreparedReference
 from tests import golden
@@ -60,7 +62,7 @@ def flow_weights() -> dict[str, Tensor]:
 
 def tiny_flow(settings: EngineSettings | None = None) -> Flow:
     flow = load_flow(flow_config(), flow_weights(), CPU)
-    build_estimator(flow, settings or EngineSettings())
+    build_solver(flow, settings or EngineSettings())
     return flow
 
 
@@ -68,9 +70,30 @@ def tiny_vocoder(noise: NoiseBank | None = None) -> Vocoder:
     return Vocoder(tiny_hift.hift(), noise or NoiseBank(CPU))
 
 
-def tiny_stage1(final_attention: Literal["full", "chunked"] = "full", flow: Flow | None = None) -> Stage1:
+def tiny_solver(flow: Flow, estimator: str = "packed") -> FlowSolver:
+    """Over the flow's own estimator, in whatever precision that is."""
+    solver = {"packed": PackedSolver, "torch": PlainSolver}[estimator]
+    return solver(flow.estimator, flow.config.euler_steps, flow.config.guidance_rate)
+
+
+def tiny_stage1(
+    final_attention: Literal["full", "chunked"] = "full",
+    flow: Flow | None = None,
+    estimator: str = "packed",
+    voice_kv_bytes: int | None = None,
+    stream_kv_bytes: int | None = None,
+) -> Stage1:
     flow, noise = flow or tiny_flow(), NoiseBank(CPU)
-    return Stage1(flow, flow.estimator, tiny_vocoder(noise), noise, final_attention)
+    solver = tiny_solver(flow, estimator)
+    return Stage1(
+        flow,
+        solver,
+        tiny_vocoder(noise),
+        noise,
+        final_attention=final_attention,
+        voice_kv_bytes=voice_kv_bytes,
+        stream_kv_bytes=stream_kv_bytes,
+    )
 
 
 def prepared(tokens: Tensor, mel: Tensor, speaker: Tensor) -> PreparedReference:

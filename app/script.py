@@ -1,0 +1,176 @@
+"""A script for several voices, one line after the other, heard as one stream.
+
+# blank lines and comments are left out
+Ada: Where have you been?
+Bob: [pause 0.5s] At the sea.
+"""
+
+import re
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+
+import numpy as np
+
+from app.voices import Voice, VoiceLibrary
+from runtime import (
+    AudioChunk,
+    AudioClip,
+    EndReason,
+    Engine,
+    RequestError,
+    SpeechError,
+    SpeechRequest,
+    SpeechStream,
+    StreamStats,
+)
+
+MOST_LINES = 1000
+LINE_PAUSE_SECONDS = 0.4  # between lines; people take turns at about that distance
+
+_LINE = re.compile(r"([^:：]+)[:：]\s*(.*\S)")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Who says what. Numbers count from 1, as editors do."""
+
+    number: int
+    voice: str
+    text: str
+
+
+def parse_script(text: str) -> list[Line]:
+    """The lines of a script. Raises RequestError with the number of the line that is none."""
+    lines = []
+    for number, written in enumerate(text.splitlines(), 1):
+        if not written.strip() or written.lstrip().startswith("#"):
+            continue
+        found = _LINE.fullmatch(written.strip())
+        if found is None:
+            raise RequestError(f"line {number} of the script is {written.strip()[:40]!r}; write NAME: text")
+        lines.append(Line(number, found[1].strip(), found[2]))
+    if not lines:
+        raise RequestError("the script is empty; write lines such as NAME: text")
+    if len(lines) > MOST_LINES:
+        raise RequestError(f"the script has {len(lines)} lines; cut it at {MOST_LINES}")
+    return lines
+
+
+def script_requests(
+    lines: Sequence[Line], library: VoiceLibrary, make: Callable[[AudioClip, Voice, str], SpeechRequest]
+) -> list[SpeechRequest]:
+    """A request for each line; `make` builds it from the voice's recording, what is known of it, and the text."""
+    voices: dict[str, tuple[AudioClip, Voice]] = {}
+    requests = []
+    for line in lines:
+        try:
+            if line.voice not in voices:
+                voices[line.voice] = library.clip(line.voice), library.find(line.voice)
+        except RequestError as unknown:
+            raise RequestError(f"line {line.number} of the script: {unknown}") from unknown
+        requests.append(make(*voices[line.voice], line.text))
+    return requests
+
+
+class ScriptStream:
+    """Requests that are spoken one after the other, with the surface of a `SpeechStream`.
+
+    All are prepared at once, so that a line that cannot be spoken is told before the first is heard. The figures are
+    those of the whole, `stats.seed` that of the first line.
+    """
+
+    def __init__(
+        self, engine: Engine, requests: Sequence[SpeechRequest], pause_seconds: float = LINE_PAUSE_SECONDS
+    ) -> None:
+        self._streams: list[SpeechStream] = []
+        for number, request in enumerate(requests, 1):
+            try:
+                self._streams.append(engine.stream(request))
+            except RequestError as wrong:
+                raise RequestError(f"spoken line {number}: {wrong}") from wrong
+        parts = [stream.stats for stream in self._streams]
+        self.stats: StreamStats = replace(
+            parts[0],
+            sentences=sum(part.sentences for part in parts),
+            spoken=[replace(sentence) for part in parts for sentence in part.spoken],
+            warnings=[f"line {n}: {told}" for n, part in enumerate(parts, 1) for told in part.warnings],
+            length_capped=[],
+        )
+        self._pause = np.zeros(round(pause_seconds * self.stats.sample_rate), np.float32)
+        self._lock = threading.Lock()
+        self._current: SpeechStream | None = None
+        self._chunks = self._speak()
+
+    def __enter__(self) -> "ScriptStream":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+        self._chunks.close()
+
+    def __iter__(self) -> Iterator[AudioChunk]:
+        return self._chunks
+
+    def close(self) -> None:
+        """Ends the line being spoken and all that follow. Any thread may call it."""
+        self._end(EndReason.CANCELLED)
+        if self._current is not None:
+            self._current.close()
+
+    def _speak(self) -> Generator[AudioChunk, None, None]:
+        first_sentence = 0
+        for number, stream in enumerate(self._streams):
+            with self._lock:
+                if self.stats.ended is not None:
+                    return
+                self._current = stream
+            began = self.stats.samples + (len(self._pause) if number else 0)
+            try:
+                with stream:
+                    for chunk in stream:
+                        opens = number > 0 and chunk.index == 0
+                        ends = chunk.is_last and number + 1 == len(self._streams)
+                        yield self._take(chunk, stream.stats, began, first_sentence, opens, ends)
+            except SpeechError:
+                self._end(EndReason.ERROR)
+                raise
+            self._add(stream.stats, first_sentence)
+            first_sentence += stream.stats.sentences
+        self._end(EndReason.LENGTH if self.stats.length_capped else EndReason.STOP)
+
+    def _take(
+        self, chunk: AudioChunk, part: StreamStats, began: int, first_sentence: int, opens: bool, ends: bool
+    ) -> AudioChunk:
+        """A chunk of a line as one of the whole."""
+        stats = self.stats
+        if stats.first_audio_seconds is None:
+            stats.first_audio_seconds = part.first_audio_seconds
+        samples = np.concatenate([self._pause, chunk.samples]) if opens else chunk.samples
+        sentence = first_sentence + chunk.sentence
+        if chunk.sentence < len(part.spoken):
+            spoken = part.spoken[chunk.sentence]
+            stats.spoken[sentence] = replace(spoken, start=began + spoken.start)
+        whole = AudioChunk(samples, chunk.sample_rate, stats.chunks, sentence, ends)
+        stats.chunks += 1
+        stats.samples += len(samples)
+        return whole
+
+    def _add(self, part: StreamStats, first_sentence: int) -> None:
+        """Adds the figures of a line that has ended."""
+        stats = self.stats
+        stats.total_seconds = part.total_seconds  # all were asked for together
+        stats.stage0_seconds += part.stage0_seconds
+        stats.stage1_seconds += part.stage1_seconds
+        stats.tokens += part.tokens
+        stats.dropped_tokens += part.dropped_tokens
+        stats.clipped_samples += part.clipped_samples
+        stats.length_capped += [first_sentence + sentence for sentence in part.length_capped]
+
+    def _end(self, reason: EndReason) -> None:
+        with self._lock:
+            if self.stats.ended is None:
+                self.stats.ended = reason

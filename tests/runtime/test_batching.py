@@ -1,0 +1,97 @@
+"""Who is solved next: on a fake clock nobody underruns and nobody starves."""
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from runtime.batching import Ready, next_group
+
+
+def keys(ready: list[Ready[str]], limit: int) -> list[str]:
+    return [one.key for one in next_group(ready, limit)]
+
+
+def test_the_earliest_due_goes_first():
+    ready = [Ready("plays", 9.0, 100), Ready("new", 5.0, 100), Ready("runs out", 4.0, 100)]
+    assert keys(ready, 1) == ["runs out"]
+    assert keys(ready, 200) == ["runs out", "new"]
+    assert keys(ready, 1000) == ["runs out", "new", "plays"]
+
+
+def test_equally_urgent_chunks_keep_their_order():
+    assert keys([Ready(name, 1.0, 10) for name in "abc"], 20) == ["a", "b"]
+
+
+def test_a_runaway_is_solved_alone_and_keeps_nobody_from_filling_a_group():
+    """Trap 47."""
+    ready = [Ready("short", 1.0, 250), Ready("runaway", 2.0, 4300), Ready("also short", 3.0, 250)]
+    assert keys(ready, 1000) == ["short", "also short"]
+    assert keys(ready[1:], 1000) == ["runaway"]
+
+
+def test_nothing_ready_is_an_empty_group():
+    assert next_group([], 100) == []
+
+
+@dataclass
+class Playback:
+    """A stream of chunks, each with its frames and the seconds it sounds."""
+
+    asked_at: float
+    chunks: list[tuple[int, float]]
+    due: float = 0.0
+    heard_at: float | None = None
+    waits: list[float] = field(default_factory=list)  # how late each chunk was; below 0 it was in time
+
+    def __post_init__(self) -> None:
+        self.due = self.asked_at
+
+
+def play(streams: list[Playback], limit: int, solve_seconds: float, seconds_per_frame: float) -> None:
+    """Runs one worker over all of them on a fake clock."""
+    now = 0.0
+    while waiting := [stream for stream in streams if stream.chunks]:
+        ready = [Ready(stream, stream.due, stream.chunks[0][0]) for stream in waiting if stream.asked_at <= now]
+        if not ready:
+            now = min(stream.asked_at for stream in waiting)
+            continue
+        group = next_group(ready, limit)
+        now += solve_seconds + seconds_per_frame * sum(one.frames for one in group)
+        for stream in (one.key for one in group):
+            _, seconds = stream.chunks.pop(0)
+            stream.waits.append(now - stream.due)
+            stream.due = (now if stream.heard_at is None else max(now, stream.due)) + seconds
+            stream.heard_at = now if stream.heard_at is None else stream.heard_at
+
+
+def speech(asked_at: float, later: int = 3) -> Playback:
+    return Playback(asked_at, [(250, 1.36), *[(400, 2.0)] * later])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_at_a_load_that_can_be_served_no_stream_underruns(seed: int):
+    """4 new streams a second at a quarter of what the card can do, then a burst of 16."""
+    draw = random.Random(seed)
+    streams = [speech(draw.uniform(0, 20)) for _ in range(80)] + [speech(10.0) for _ in range(16)]
+    play(streams, 4000, solve_seconds=0.01, seconds_per_frame=4e-5)
+    late = [wait for stream in streams for wait in stream.waits[1:]]
+    assert max(late) <= 0
+    assert max(stream.waits[0] for stream in streams) < 0.5
+
+
+def test_a_flood_of_new_streams_does_not_starve_one_that_plays():
+    """Trap 73: what comes after its sound ran out stands behind it."""
+    old = speech(0.0)
+    flood = [speech(0.5 + 0.01 * n, later=0) for n in range(1000)]
+    play([old, *flood], 1, solve_seconds=0.02, seconds_per_frame=0.0)
+    assert max(old.waits[1:]) < 0.1 + 0.02 * sum(stream.asked_at < old.waits[0] + 1.36 for stream in flood)
+    assert not old.chunks
+
+
+def test_streams_that_play_do_not_starve_a_new_one():
+    """Trap 73, the reverse: it stands before all that still have sound in hand."""
+    old = [speech(0.0, later=50) for _ in range(100)]
+    new = speech(3.0)
+    play([*old, new], 1, solve_seconds=0.015, seconds_per_frame=0.0)
+    assert new.waits[0] < 0.05 + max(wait for stream in old for wait in stream.waits)
