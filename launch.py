@@ -14,7 +14,7 @@ from platformdirs import user_data_path
 
 from app.cli import build_parser, engine_settings, read_requests, say, tell
 from app.figures import NOISE_NOTICE
-from app.settings import FIRST_PORT, Settings
+from app.settings import FIRST_PORT, SPACE, Settings
 from app.voice_commands import run_voice_command
 from app.voices import VoiceLibrary
 from runtime import Engine, RequestError, SpeechError, resolve_checkpoint
@@ -49,11 +49,11 @@ def main(
 def read_settings(args: Namespace, environment: Mapping[str, str]) -> Settings:
     """Flags over what the place needs (a Space, or somebody's own machine) over the defaults."""
     names = ("model", "lm", "source", "host", "port", "open_browser", "voices", "history")
-    place: dict[str, Any] = (
-        {"host": "0.0.0.0", "port": FIRST_PORT, "open_browser": False}
-        if "SPACE_ID" in environment  # its visitors are strangers to each other, so it keeps neither voices nor jobs
-        else {name: user_data_path("Mynah", appauthor=False) / name for name in ("voices", "history")}
-    )
+    place: dict[str, Any]
+    if "SPACE_ID" in environment:  # its visitors are strangers to each other, so it keeps neither voices nor jobs
+        place = SPACE | {"model": environment.get("MYNAH_MODEL", "demo")}  # it starts without flags
+    else:
+        place = {name: user_data_path("Mynah", appauthor=False) / name for name in ("voices", "history")}
     given = {name: value for name, value in vars(args).items() if name in names}
     return Settings(**(place | given), engine=engine_settings(args))
 

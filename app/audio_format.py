@@ -1,4 +1,4 @@
-"""Float samples -> bytes that files and players take: 16-bit PCM, and WAV around it.
+"""Float samples -> bytes that files and players take: 16-bit PCM, and WAV, FLAC or MP3 around it.
 
 Shapes: S samples, mono, float32 in [-1, 1]. PCM16 is little-endian, 2 bytes a sample, full scale 32767.
 """
@@ -8,12 +8,18 @@ import wave
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal, get_args
 
 import numpy as np
+import soundfile
 
 from runtime import GenerationError
 
 FULL_SCALE = 32767
+
+FileFormat = Literal["wav", "flac", "mp3"]
+FILE_FORMATS: tuple[FileFormat, ...] = get_args(FileFormat)
+GENERATED = "Generated speech: made by a computer with Mynah in a cloned voice, not spoken by a person."
 
 
 def to_pcm16(samples: np.ndarray) -> bytes:
@@ -22,6 +28,16 @@ def to_pcm16(samples: np.ndarray) -> bytes:
         raise GenerationError("the sound holds NaN or infinite samples; try another seed")
     scaled = np.rint(np.asarray(samples, dtype=np.float32) * FULL_SCALE)
     return np.clip(scaled, -FULL_SCALE - 1, FULL_SCALE).astype("<i2").tobytes()
+
+
+def write_sound(path: Path, pcm: bytes, sample_rate: int, note: str = "") -> None:
+    """Writes PCM16 as the format of the path's suffix, and into its metadata that it is generated speech."""
+    subtype = "MPEG_LAYER_III" if path.suffix == ".mp3" else "PCM_16"
+    with soundfile.SoundFile(path, "w", sample_rate, 1, subtype) as file:
+        file.title = "Generated speech"
+        file.comment = f"{GENERATED} {note}".strip()
+        file.software = "Mynah"
+        file.buffer_write(pcm, "int16")
 
 
 @contextmanager

@@ -1,9 +1,11 @@
 """What page and command say about a stream: how long it may get, its figures, and that untrained weights make noise."""
 
+import time
 import unicodedata
+from collections.abc import Sequence
 from typing import TypedDict
 
-from runtime import OFFICIAL, EndReason, SpeechRequest, StreamStats
+from runtime import OFFICIAL, AudioChunk, EndReason, SpeechRequest, StreamStats
 
 NOISE_NOTICE = (
     f"These weights are untrained: what you hear is noise, not speech. For a voice, start with --model {OFFICIAL}"
@@ -39,10 +41,46 @@ def figures(stats: StreamStats) -> Figures:
 
 def expected_seconds(request: SpeechRequest) -> float:
     """Rough length of the sound to come, for progress bars and buffers: nobody knows it before the model has ended."""
-    if request.source is not None:
-        return request.source.seconds / request.speed
-    wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in request.text)
-    return (wide / _IDEOGRAPHS_PER_SECOND + (len(request.text) - wide) / _LETTERS_PER_SECOND) / request.speed
+    seconds = _spoken_seconds(request.text) if request.source is None else request.source.seconds
+    return seconds / request.speed
+
+
+def _spoken_seconds(text: str) -> float:
+    wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
+    return wide / _IDEOGRAPHS_PER_SECOND + (len(text) - wide) / _LETTERS_PER_SECOND
+
+
+class Made(TypedDict):
+    """How far a request has come."""
+
+    sentence: int  # that is being spoken, from 1
+    sentences: int
+    fraction: float
+    left: float | None  # seconds of work; None while nobody can tell
+
+
+class Progress:
+    """Weighs the sentences of a request by their length, and the work to come by the work so far."""
+
+    def __init__(self, sentences: Sequence[str], expected: float) -> None:
+        """`expected` seconds of sound, shared out over the sentences; a converted recording is one without text."""
+        weights = [max(0.3, _spoken_seconds(text)) for text in sentences]
+        self._expected = [weight * max(0.3, expected) / sum(weights) for weight in weights]
+        self._spoken = [0.0] * len(sentences)
+        self._began = time.monotonic()
+
+    def after(self, chunk: AudioChunk) -> Made:
+        self._spoken[chunk.sentence] += len(chunk.samples) / chunk.sample_rate
+        before, expected = sum(self._expected[: chunk.sentence]), self._expected[chunk.sentence]
+        # The length of a sentence is a guess: it counts as done when the next one begins.
+        fraction = (before + min(self._spoken[chunk.sentence], 0.95 * expected)) / sum(self._expected)
+        worked = time.monotonic() - self._began
+        return Made(
+            sentence=chunk.sentence + 1,
+            sentences=len(self._expected),
+            fraction=1.0 if chunk.is_last else fraction,
+            left=worked * (1 - fraction) / fraction if fraction > 0.05 else None,
+        )
 
 
 def remarks(stats: StreamStats) -> list[str]:

@@ -10,7 +10,7 @@ from gradio.routes import App
 from starlette.routing import Mount
 
 from app.settings import Settings
-from app.ui import SCRIPTS, STYLE, build_page, theme
+from app.ui import STYLE, build_page, scripts, theme
 from runtime import Engine
 
 
@@ -20,13 +20,13 @@ def build_app(engine: Engine, settings: Settings) -> FastAPI:
 
     @app.get("/health")
     def health() -> dict[str, str]:
-        return {"status": "ok", **engine.describe()}
+        return {"status": "ok", "memory": engine.memory(), **engine.describe()}
 
     return gr.mount_gradio_app(
         app,
         build_page(engine, settings),
         path="/",
-        head="".join(f"<script>{script.read_text(encoding='utf-8')}</script>" for script in SCRIPTS),
+        head="".join(f"<script>{script}</script>" for script in scripts()),
         css_paths=STYLE,
         theme=theme(),
         show_error=False,  # an unforeseen error may hold paths; the ones we foresee are raised as gr.Error

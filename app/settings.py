@@ -7,6 +7,16 @@ from typing import Literal
 from runtime import EngineSettings, RequestError
 
 FIRST_PORT = 7860
+SPACE = {  # what a public place needs otherwise: reached from outside, shared by strangers, nothing kept
+    "host": "0.0.0.0",
+    "port": FIRST_PORT,
+    "open_browser": False,
+    "page_streams": 2,
+    "page_waiting": 16,
+    "largest_upload": "20mb",
+    "cache_seconds": 600,
+    "longest_text": 600,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +35,8 @@ class Settings:
     page_waiting: int = 64
     largest_upload: str = "100mb"
     cache_seconds: int = 3600  # how long uploads and results stay on disk
+    longest_text: int = 20_000  # characters of one request of the page
+    transcription: str = "small"  # a size of Whisper, or a folder
     engine: EngineSettings = field(default_factory=EngineSettings)
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 from types import TracebackType
 
+import psutil
 import torch
 
 from runtime.checkpoint import Checkpoint
@@ -42,7 +43,7 @@ class Engine:
         """Raises CheckpointError or EngineUnavailable; afterwards the engine is ready."""
         self.checkpoint = checkpoint
         self.settings = settings or EngineSettings()
-        device = resolve_device(self.settings.device)
+        self._device = device = resolve_device(self.settings.device)
         self._frontend = Frontend(checkpoint, self.settings)
         self._stage0 = build_stage0(checkpoint, self.settings, device)
         self._stage1 = build_stage1(checkpoint, self.settings, device)
@@ -120,6 +121,14 @@ class Engine:
             **self._stage1.describe(),
             "hops": HOPS[self._hops],
         }
+
+    def memory(self) -> str:
+        """Memory in use now, for people."""
+        in_use = f"{psutil.Process().memory_info().rss / 2**30:.1f} GB"
+        if self._device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self._device)
+            in_use += f", GPU {(total - free) / 2**30:.1f} of {total / 2**30:.1f} GB"
+        return in_use
 
     @property
     def live_streams(self) -> int:

@@ -23,13 +23,18 @@ class FakeEngine:
     fails_after: int | None = None  # chunks
     failure: BaseException = field(default_factory=lambda: GenerationError("the model produced NaN; try another seed"))
     makes_speech: bool = False
+    splits: bool = False  # into sentences, at every ". "
     streams: list["FakeStream"] = field(default_factory=list)
     requests: list[SpeechRequest] = field(default_factory=list)
     closed: bool = False
 
     @property
     def checkpoint(self) -> SimpleNamespace:
-        return SimpleNamespace(makes_speech=self.makes_speech)
+        ras = SimpleNamespace(top_p=0.8, top_k=25, win_size=10, tau_r=0.1)
+        return SimpleNamespace(makes_speech=self.makes_speech, config=SimpleNamespace(lm=SimpleNamespace(ras=ras)))
+
+    def memory(self) -> str:
+        return "0.5 GB"
 
     def describe(self) -> dict[str, str]:
         return {"model": "fake", "device": "cpu"}
@@ -56,9 +61,12 @@ class FakeStream:
         self._engine = engine
         self._closed = threading.Event()
         self._started_at = time.monotonic()
-        self.closed_at: float | None = None  # epoch seconds
+        self.first_at: float | None = None  # epoch seconds, like the next
+        self.closed_at: float | None = None
         seed = request.seed if request.seed is not None else 7
-        self.stats = StreamStats(request.mode, seed, SamplingParams(), sentences=1, sample_rate=RATE)
+        texts = request.text.split(". ") if engine.splits else [request.text]
+        self.speech = SimpleNamespace(sentences=[SimpleNamespace(text=text) for text in texts])
+        self.stats = StreamStats(request.mode, seed, SamplingParams(), sentences=len(texts), sample_rate=RATE)
 
     def __enter__(self) -> "FakeStream":
         return self
@@ -83,7 +91,9 @@ class FakeStream:
         samples = tone(stats.samples, min(size, total - stats.samples))
         if stats.first_audio_seconds is None:
             stats.first_audio_seconds = time.monotonic() - self._started_at
-        chunk = AudioChunk(samples, RATE, stats.chunks, 0, stats.samples + len(samples) == total)
+            self.first_at = time.time()
+        sentence = stats.samples * stats.sentences // total
+        chunk = AudioChunk(samples, RATE, stats.chunks, sentence, stats.samples + len(samples) == total)
         stats.chunks += 1
         stats.samples += len(samples)
         stats.tokens += len(samples) // 960

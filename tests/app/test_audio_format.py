@@ -3,8 +3,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 
-from app.audio_format import to_pcm16, wav_file
+from app.audio_format import FILE_FORMATS, to_pcm16, wav_file, write_sound
 from runtime import GenerationError
 
 
@@ -50,3 +51,17 @@ def test_error_leaves_the_former_file_and_no_half_one(tmp_path: Path, error: typ
         raise error
     assert [path.name for path in tmp_path.iterdir()] == ["out.wav"]
     assert out.read_bytes() == b"former"
+
+
+def test_every_format_says_that_it_is_generated_and_keeps_its_length(tmp_path: Path) -> None:
+    pcm = to_pcm16(0.3 * np.sin(np.arange(24_000) / 20, dtype=np.float32))
+    for name in FILE_FORMATS:
+        path = tmp_path / f"speech.{name}"
+        write_sound(path, pcm, 24_000, "Seed 7, zero-shot.")
+        with soundfile.SoundFile(path) as file:
+            said = file.copy_metadata()
+            assert "Generated speech" in said["comment"] and "Seed 7" in said["comment"], name
+            assert (file.samplerate, file.channels, file.frames) == (24_000, 1, 24_000)
+            samples = file.read(dtype="int16")
+        if name != "mp3":
+            assert samples.tobytes() == pcm

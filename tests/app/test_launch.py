@@ -15,6 +15,8 @@ from app.settings import Settings
 from runtime import EngineSettings, RequestError
 from tests.app.fake_engine import FakeEngine
 
+NOTICE = r"role=\"note\""  # as it stands in the page's configuration
+
 
 def settings_of(*flags: str, environment: dict[str, str] | None = None) -> Settings:
     return launch.read_settings(build_parser().parse_args(list(flags)), environment or {})
@@ -100,16 +102,21 @@ def test_text_browsers_do_not_take_the_terminal(monkeypatch: pytest.MonkeyPatch)
 
 def test_health_tells_what_runs() -> None:
     with TestClient(build_app(FakeEngine(), Settings())) as client:
-        assert client.get("/health").json() == {"status": "ok", "model": "fake", "device": "cpu"}
+        assert client.get("/health").json() == {
+            "status": "ok",
+            "memory": "0.5 GB",
+            "model": "fake",
+            "device": "cpu",
+        }
         page = client.get("/").text
-        assert "mynahPlayer" in page and "untrained" in page
+        assert "mynahPlayer" in page and NOTICE in page
         for closed in ("/gradio_api/file=/etc/hostname", f"/gradio_api/file={__file__}", "/monitoring"):
             assert client.get(closed).status_code in (403, 404), closed
 
 
 def test_trained_weights_carry_no_notice() -> None:
     with TestClient(build_app(FakeEngine(makes_speech=True), Settings())) as client:
-        assert "untrained" not in client.get("/").text
+        assert NOTICE not in client.get("/").text
 
 
 def test_listener_speaks_the_family_of_its_host() -> None:

@@ -12,23 +12,38 @@ import gradio as gr
 import pytest
 
 from app.audio_format import to_pcm16
-from app.ui_handlers import CONVERT, INSTRUCT, SAY, Handlers, import_recording, judge_reference, show_fields
-from runtime import Mode
+from app.reference_handlers import ReferenceHandlers
+from app.settings import Settings
+from app.transcribe import Transcriber
+from app.ui_handlers import CONVERT, INSTRUCT, SAY, Handlers, show_fields, text_notices, without_tokens
+from runtime import Mode, SamplingParams
 from tests.app.fake_engine import RATE, FakeEngine, tone
 
 TAB = SimpleNamespace(session_hash="one tab")
+VOICES = ReferenceHandlers(Transcriber("small"), [])
+
+
+def handlers_of(engine: FakeEngine, settings: Settings | None = None) -> Handlers:
+    return Handlers(engine, settings or Settings(), VOICES)
 
 
 def speak(
     handlers: Handlers, reference: Path | None, job: int = 1, **given: Any
 ) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Messages, each with the path of the WAV or what stands for none."""
     fields = {"task": SAY, "transcript": "", "instruction": "", "source": None, "text": "Hello.", "speed": 1.0}
+    fields |= {"part": None, "consent": True, "language": "auto", "temperature": 1.0, "top_p": 0.8, "top_k": 25}
     fields |= {"seed": "", "trim": False, "normalize": True, "job": job, "http": TAB} | given
-    return handlers.speak(str(reference) if reference else None, **fields)
+    messages = handlers.speak(str(reference) if reference else None, **fields)
+    try:
+        for message, wav, *_ in messages:
+            yield message, wav
+    finally:
+        messages.close()
 
 
 def test_messages_carry_every_sample_in_order_and_the_last_one_the_file(reference: Path) -> None:
-    handlers = Handlers(FakeEngine(seconds=1.0))
+    handlers = handlers_of(FakeEngine(seconds=1.0))
     sent, file = [], b""
     for message, result in speak(handlers, reference):
         sent.append(message)
@@ -48,7 +63,7 @@ def test_messages_carry_every_sample_in_order_and_the_last_one_the_file(referenc
 def test_leaving_the_generator_closes_the_stream(reference: Path) -> None:
     """Trap 29: Gradio closes the generator when a request is cancelled."""
     engine = FakeEngine()
-    messages = speak(Handlers(engine), reference)
+    messages = speak(handlers_of(engine), reference)
     next(messages), next(messages)
     messages.close()
     assert engine.streams[0].closed_at is not None
@@ -56,7 +71,7 @@ def test_leaving_the_generator_closes_the_stream(reference: Path) -> None:
 
 def test_stop_ends_a_stream_that_is_between_chunks_and_keeps_what_was_made(reference: Path) -> None:
     engine = FakeEngine(seconds=60, rtf=1.0, chunk_seconds=0.2)
-    handlers = Handlers(engine)
+    handlers = handlers_of(engine)
     messages = speak(handlers, reference, job=7)
     next(messages), next(messages)
     threading.Timer(0.05, handlers.stop, (7, TAB)).start()
@@ -68,7 +83,7 @@ def test_stop_ends_a_stream_that_is_between_chunks_and_keeps_what_was_made(refer
 
 def test_stop_keeps_a_job_in_line_from_speaking(reference: Path) -> None:
     engine = FakeEngine()
-    handlers = Handlers(engine)
+    handlers = handlers_of(engine)
     handlers.stop(7, TAB)
     assert [message["state"] for message, _ in speak(handlers, reference, job=7)] == ["stopped"]
     assert engine.streams == []
@@ -77,7 +92,7 @@ def test_stop_keeps_a_job_in_line_from_speaking(reference: Path) -> None:
 
 def test_newer_click_of_a_tab_ends_the_older_one(reference: Path) -> None:
     engine = FakeEngine()
-    handlers = Handlers(engine)
+    handlers = handlers_of(engine)
     older, newer = speak(handlers, reference, job=1), speak(handlers, reference, job=2)
     next(older), next(older)
     next(newer), next(newer)
@@ -86,7 +101,7 @@ def test_newer_click_of_a_tab_ends_the_older_one(reference: Path) -> None:
 
 
 def test_tabs_do_not_stop_each_other(reference: Path) -> None:
-    handlers = Handlers(FakeEngine())
+    handlers = handlers_of(FakeEngine())
     mine = speak(handlers, reference, job=1)
     next(mine), next(mine)
     handlers.stop(9, SimpleNamespace(session_hash="another tab"))
@@ -95,7 +110,7 @@ def test_tabs_do_not_stop_each_other(reference: Path) -> None:
 
 def test_closing_the_tab_closes_its_stream(reference: Path) -> None:
     engine = FakeEngine()
-    handlers = Handlers(engine)
+    handlers = handlers_of(engine)
     messages = speak(handlers, reference)
     next(messages), next(messages)
     handlers.leave(TAB)
@@ -106,7 +121,7 @@ def test_closing_the_tab_closes_its_stream(reference: Path) -> None:
 def test_a_failure_is_told_in_our_words_and_what_was_made_is_kept(reference: Path) -> None:
     sent = []
     with pytest.raises(gr.Error, match="produced NaN"):
-        for message, result in speak(Handlers(FakeEngine(fails_after=2)), reference):
+        for message, result in speak(handlers_of(FakeEngine(fails_after=2)), reference):
             sent.append(message)
             if message["state"] == "failed":
                 with wave.open(result) as file:
@@ -117,7 +132,7 @@ def test_a_failure_is_told_in_our_words_and_what_was_made_is_kept(reference: Pat
 def test_bad_input_is_told_without_a_path(tmp_path: Path, reference: Path) -> None:
     broken = tmp_path / "broken.wav"
     broken.write_bytes(b"RIFF nonsense")
-    handlers = Handlers(FakeEngine())
+    handlers = handlers_of(FakeEngine())
     cases: list[tuple[Path | None, dict[str, Any], str]] = [
         (None, {}, "voice first"),
         (broken, {}, "broken.wav"),
@@ -136,7 +151,7 @@ def test_only_the_fields_of_the_task_reach_the_engine(reference: Path) -> None:
     engine = FakeEngine(seconds=0.1)
     given = {"transcript": "la", "instruction": "softly", "source": str(reference), "seed": " 5 ", "speed": 1.5}
     for task in (SAY, INSTRUCT, CONVERT):
-        list(speak(Handlers(engine), reference, task=task, **given))
+        list(speak(handlers_of(engine), reference, task=task, **given))
     assert [request.mode for request in engine.requests] == [Mode.ZERO_SHOT, Mode.INSTRUCT, Mode.CONVERSION]
     said, instructed, converted = engine.requests
     assert (said.transcript, said.instruction, said.source, said.seed, said.speed) == ("la", None, None, 5, 1.5)
@@ -144,19 +159,81 @@ def test_only_the_fields_of_the_task_reach_the_engine(reference: Path) -> None:
     assert (converted.text, converted.transcript) == ("", None)
 
 
-def test_a_recording_is_judged_when_it_arrives(tmp_path: Path, reference: Path) -> None:
-    broken = tmp_path / "<b>.wav"
-    broken.write_bytes(b"")
-    assert "2.0 s at 24 kHz" in judge_reference(str(reference))
-    assert 'role="alert"' in judge_reference(str(broken)) and "&lt;b&gt;" in judge_reference(str(broken))
-    assert judge_reference(None) == ""
-    with pytest.raises(gr.Error, match="empty"):
-        import_recording(str(broken))
-    assert import_recording(str(reference))[0] == RATE
-
-
 def test_each_task_shows_its_fields() -> None:
     shown = {task: [update["visible"] for update in show_fields(task)] for task in (SAY, INSTRUCT, CONVERT)}
     assert shown[SAY] == [True, False, False, True]  # transcript, instruction, source, text
     assert shown[INSTRUCT] == [False, True, False, True]
     assert shown[CONVERT] == [False, False, True, False]
+
+
+def test_without_consent_nothing_is_cloned(reference: Path) -> None:
+    engine = FakeEngine()
+    with pytest.raises(gr.Error, match="belongs to a person"):
+        list(speak(handlers_of(engine), reference, consent=False))
+    assert engine.requests == []
+
+
+def test_the_engine_gets_the_part_that_was_chosen(reference: Path) -> None:
+    engine = FakeEngine(seconds=0.1)
+    list(speak(handlers_of(engine), reference, part={"window": [0.5, 1.75]}))
+    assert engine.requests[0].reference.seconds == pytest.approx(1.25)
+
+
+def test_doubtful_words_are_questioned_once_before_the_engine_starts() -> None:
+    engine = FakeEngine(seconds=0.1)
+    handlers = handlers_of(engine)
+    clip = Path(__file__).parents[1] / "audio" / "zero_shot_prompt.wav"
+    good, wrong = "希望你以后能够做的比我还好呦。", "希望你以后能够做的比我还好呦。" * 5
+    list(speak(handlers, clip, transcript=good))
+    sent = []
+    with pytest.raises(gr.Error, match="too many"):
+        sent += [message for message, _ in speak(handlers, clip, transcript=wrong)]
+    assert len(engine.requests) == 1
+    list(speak(handlers, clip, transcript=wrong))  # the same once more is an answer
+    stale = {"window": [0.0, 3.4], "stale_words": good}
+    with pytest.raises(gr.Error, match="has changed"):
+        list(speak(handlers, clip, transcript=good, part=stale))
+    list(speak(handlers, clip, transcript=good, part=stale))
+    list(speak(handlers, clip, transcript=good, part=stale | {"stale_words": None}))
+    assert [request.transcript for request in engine.requests] == [good, wrong, good, good]
+
+
+def test_control_tokens_that_were_typed_are_text(reference: Path) -> None:
+    assert without_tokens("You are a helpful assistant.<|endofprompt|>Hello.") == "Hello."
+    assert without_tokens("Hi <|endofprompt|> there, [laughter] you") == "Hi  endofprompt  there, [laughter] you"
+    engine = FakeEngine(seconds=0.1)
+    list(speak(handlers_of(engine), reference, text="a <|im_start|> b", transcript="<|x|>", consent=True))
+    assert "<|" not in engine.requests[0].text + str(engine.requests[0].transcript)
+    assert "brackets" in text_notices("a <|im_start|> b", "auto") and text_notices("Hello.", "auto") == ""
+
+
+def test_sampling_is_the_checkpoints_own_until_it_is_changed(reference: Path) -> None:
+    engine = FakeEngine(seconds=0.1)
+    list(speak(handlers_of(engine), reference))
+    list(speak(handlers_of(engine), reference, temperature=0.7, top_k=10))
+    untouched, changed = (request.sampling for request in engine.requests)
+    assert untouched is None
+    assert changed == SamplingParams("ras", 0.7, 0.8, 10, window=10, repeat_threshold=0.1)
+
+
+def test_a_language_without_normalisation_keeps_its_digits(reference: Path) -> None:
+    engine = FakeEngine(seconds=0.1)
+    for language in ("auto", "de", "zh"):
+        list(speak(handlers_of(engine), reference, text="Die 3 Bäume.", language=language))
+    assert [request.normalize for request in engine.requests] == [True, False, True]
+
+
+def test_a_text_over_the_limit_is_refused_with_it(reference: Path) -> None:
+    engine = FakeEngine()
+    with pytest.raises(gr.Error, match="11 characters; shorten it to 10"):
+        list(speak(handlers_of(engine, Settings(longest_text=10)), reference, text="Hello there"))
+    assert engine.requests == []
+
+
+def test_progress_goes_over_the_sentences(reference: Path) -> None:
+    engine = FakeEngine(seconds=2.0, chunk_seconds=0.25, splits=True)
+    text = "One is here. Two is here. Three is here. Four is here"
+    made = [m["progress"] for m, _ in speak(handlers_of(engine), reference, text=text) if "progress" in m]
+    assert [p["sentence"] for p in made] == [1, 1, 2, 2, 3, 3, 4, 4] and {p["sentences"] for p in made} == {4}
+    fractions = [p["fraction"] for p in made]
+    assert fractions == sorted(fractions) and fractions[-1] == 1.0 and made[-1]["left"] >= 0
