@@ -13,7 +13,7 @@ from typing import Any
 from platformdirs import user_data_path
 
 from app.cli import build_parser, engine_settings, read_requests, say, tell
-from app.figures import NOISE_NOTICE
+from app.figures import notice
 from app.settings import FIRST_PORT, SPACE, Settings
 from app.voice_commands import run_voice_command
 from app.voices import VoiceLibrary
@@ -87,8 +87,8 @@ def serve(engine: Engine, settings: Settings, listener: socket.socket) -> None:
 
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
     url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-    if not engine.checkpoint.makes_speech:
-        tell(f"note: {NOISE_NOTICE}")
+    if told := notice(engine.checkpoint):
+        tell(f"note: {told}")
     tell(f"the page is at {url} (Ctrl-C ends it)")
     if settings.open_browser:
         show(url)

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, NoReturn, get_args
 from tqdm import tqdm
 
 from app.audio_format import to_pcm16, wav_file
-from app.figures import NOISE_NOTICE, expected_seconds, figures, remarks
+from app.figures import expected_seconds, figures, notice, remarks
 from app.script import ScriptStream, parse_script, script_requests
 from app.subtitles import subtitles
 from app.voice_commands import VOICES_HELP, add_voice_commands, tell
@@ -176,8 +176,8 @@ def say(args: Namespace, requests: Sequence[SpeechRequest], engine: Engine) -> i
         for request in requests:
             _print_plan(engine.plan(request))
         return 0
-    if not engine.checkpoint.makes_speech:
-        tell(f"note: {NOISE_NOTICE}")
+    if told := notice(engine.checkpoint):
+        tell(f"note: {told}")
     try:
         opened = ScriptStream(engine, requests) if len(requests) > 1 else engine.stream(requests[0])
         with opened as stream, ExitStack() as outputs:

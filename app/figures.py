@@ -1,14 +1,18 @@
-"""What page and command say about a stream: how long it may get, its figures, and that untrained weights make noise."""
+"""What page and command say about a stream: how long it may get, its figures, and what its checkpoint can do."""
 
 import time
 import unicodedata
 from collections.abc import Sequence
 from typing import TypedDict
 
-from runtime import OFFICIAL, AudioChunk, EndReason, SpeechRequest, StreamStats
+from runtime import OFFICIAL, AudioChunk, Checkpoint, EndReason, SpeechRequest, StreamStats
 
 NOISE_NOTICE = (
     f"These weights are untrained: what you hear is noise, not speech. For a voice, start with --model {OFFICIAL}"
+)
+DEMO_NOTICE = (
+    "This is the small demo voice: English only, and rougher than the full model. "
+    f"For that, start with --model {OFFICIAL}"
 )
 
 _LETTERS_PER_SECOND = 14.0
@@ -25,6 +29,13 @@ class Figures(TypedDict):
     seconds: float
     tokens: int
     ended: str | None
+
+
+def notice(checkpoint: Checkpoint) -> str | None:
+    """What to know of a checkpoint that is not the full model."""
+    if not checkpoint.makes_speech:
+        return NOISE_NOTICE
+    return DEMO_NOTICE if checkpoint.is_demo else None
 
 
 def figures(stats: StreamStats) -> Figures:

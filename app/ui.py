@@ -7,7 +7,7 @@ import gradio as gr
 
 from app.audio_format import FILE_FORMATS
 from app.examples import load_examples
-from app.figures import NOISE_NOTICE
+from app.figures import notice
 from app.languages import AUTO, KNOWN
 from app.reference_handlers import ReferenceHandlers, import_recording
 from app.settings import Settings
@@ -75,9 +75,9 @@ def build_page(engine: Engine, settings: Settings) -> gr.Blocks:
     with gr.Blocks(title="Mynah", analytics_enabled=False, delete_cache=(600, settings.cache_seconds)) as page:
         # Fields hold "" and not None, so that scripts may leave them out.
         gr.HTML(_HEADER)
-        if not engine.checkpoint.makes_speech:
-            notice = html.escape(NOISE_NOTICE).replace(OFFICIAL, f"<code>{OFFICIAL}</code>")
-            gr.HTML(f'<div class="mynah-notice" role="note">{notice}</div>')
+        if told := notice(engine.checkpoint):
+            told = html.escape(told).replace(OFFICIAL, f"<code>{OFFICIAL}</code>")
+            gr.HTML(f'<div class="mynah-notice" role="note">{told}</div>')
         with gr.Row(equal_height=False):
             with gr.Column(min_width=320):
                 task = _task()

@@ -23,6 +23,7 @@ from runtime.recipe import read_recipe
 
 Part = Literal["llm", "flow", "hift"]
 
+DEMO_FOLDER = Path(__file__).resolve().parents[1] / "assets" / "demo"
 RECIPE = "cosyvoice3.yaml"
 TEXT_FOLDER = "CosyVoice-BlankEN"
 SPEECH_TOKENIZER = "speech_tokenizer_v3.onnx"
@@ -63,6 +64,11 @@ class Checkpoint:
     def makes_speech(self) -> bool:
         """False for seeded weights that were never trained: they make noise, and say so with a file."""
         return not (self.folder / "UNTRAINED").exists()
+
+    @property
+    def is_demo(self) -> bool:
+        """The small voice that comes with Mynah."""
+        return self.folder == DEMO_FOLDER
 
     def weights(self, part: Part) -> dict[str, Tensor]:
         """Tensors of one part under the file's own names, expanded to float32."""

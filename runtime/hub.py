@@ -16,12 +16,11 @@ from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
 from huggingface_hub.errors import HTTPError as TransportError  # type: ignore[attr-defined]  # requests', httpx', ...
 
-from runtime.checkpoint import Checkpoint, open_checkpoint
+from runtime.checkpoint import DEMO_FOLDER, Checkpoint, open_checkpoint
 from runtime.errors import CheckpointError, EngineUnavailable
 
 OFFICIAL = "FunAudioLLM/Fun-CosyVoice3-0.5B-2512"
 OFFICIAL_REVISION = "29e01c4e8d000f4bcd70751be16fa94bf3d85a18"
-DEMO_FOLDER = Path(__file__).resolve().parents[1] / "assets" / "demo"
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,9 @@ class FakeEngine:
     @property
     def checkpoint(self) -> SimpleNamespace:
         ras = SimpleNamespace(top_p=0.8, top_k=25, win_size=10, tau_r=0.1)
-        return SimpleNamespace(makes_speech=self.makes_speech, config=SimpleNamespace(lm=SimpleNamespace(ras=ras)))
+        return SimpleNamespace(
+            makes_speech=self.makes_speech, is_demo=False, config=SimpleNamespace(lm=SimpleNamespace(ras=ras))
+        )
 
     def memory(self) -> str:
         return "0.5 GB"

@@ -11,7 +11,8 @@ import pytest
 
 import launch
 from app.audio_format import to_pcm16
-from runtime import Checkpoint, Mode, SpeechRequest, SpokenSentence
+from app.figures import notice
+from runtime import OFFICIAL, Checkpoint, Mode, SpeechRequest, SpokenSentence, resolve_checkpoint
 from tests.app.fake_engine import RATE, FakeEngine, FakeStream, tone
 
 
@@ -225,3 +226,10 @@ def test_a_sentence_whose_length_does_not_fit_is_told(
     engine = OddEngine(seconds=1.0, makes_speech=True)
     say(engine, "--reference", reference, "--text", "a", "--out", tmp_path / "out.wav")
     assert "sentence 1 took 1.0 s where about 9.0 s" in capsys.readouterr().err
+
+
+def test_the_demo_voice_says_what_it_is(tiny_checkpoint: Checkpoint) -> None:
+    demo = resolve_checkpoint("demo")
+    assert demo.is_demo and demo.makes_speech
+    assert "small demo voice" in str(notice(demo)) and OFFICIAL in str(notice(demo))
+    assert "noise" in str(notice(tiny_checkpoint)) and not tiny_checkpoint.is_demo
