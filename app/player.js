@@ -113,6 +113,7 @@
 
     #take(message) {
       if (message.figures) this.figures = message.figures;
+      if (!this.halted) (message.earlier ?? []).forEach((chunk) => this.#receive(chunk)); // some may not have been shown
       if (message.state === "preparing") {
         this.queueWait = clock() - this.clickedAt;
         if (this.state === "waiting") this.#change({state: "preparing"}, "preparing");
@@ -126,7 +127,7 @@
       }
     }
 
-    #receive({index, pcm, rate, pace, expected, progress, last}) {
+    #receive({index, pcm, rate, last, pace, expected, progress = this.progress}) {
       if (index < this.next) return; // Gradio may show a value twice
       if (rate !== RATE) throw new Error(`the engine sends ${rate} Hz, the player plays ${RATE} Hz`);
       const bytes = new DataView(Uint8Array.from(atob(pcm), (letter) => letter.charCodeAt(0)).buffer);
@@ -164,7 +165,7 @@
         this.sink.open();
         this.#note("play");
       }
-      if (["preparing", "buffering", "speaking"].includes(this.state)) {
+      if (["waiting", "preparing", "buffering", "speaking"].includes(this.state)) {
         if (this.final && !waiting) this.#note("end");
         const ended = !waiting && (this.final?.state ?? (this.halted ? "stopped" : null));
         this.state = ended || (this.open ? "speaking" : waiting ? "buffering" : this.state);

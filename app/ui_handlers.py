@@ -8,6 +8,7 @@ import base64
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -121,7 +122,7 @@ class Handlers:
             yield {"job": job, "state": "stopped", "message": ""}, *_NO_FILES
             return
         yield {"job": job, "state": "preparing"}, *_NO_FILES
-        made = bytearray()
+        made, backlog = bytearray(), Backlog()
         try:
             voice = self._voice(reference, part, consent)
             words = _words(transcript) if task == SAY else ""
@@ -141,16 +142,16 @@ class Handlers:
             )
             with self._engine.stream(request) as stream:
                 tab.take(job, stream)
-                for message in _messages(stream, expected_seconds(request), made):
+                for message in _messages(stream, expected_seconds(request), made, backlog):
                     yield {"job": job, **message}, *_LATER
             if not made and stream.stats.ended is not EndReason.CANCELLED:
                 raise GenerationError("the model ended without a sound; try another seed or a longer text")
             with _files(made, stream.stats) as paths:
-                yield {"job": job, **_ending(stream.stats)}, *paths
+                yield {"job": job, "earlier": backlog.recent(), **_ending(stream.stats)}, *paths
         except SpeechError as error:
             state = "asked" if isinstance(error, Question) else "failed"
             with _files(made, stream.stats) if made else nullcontext(_NO_FILES) as paths:
-                yield {"job": job, "state": state, "message": str(error)}, *paths
+                yield {"job": job, "earlier": backlog.recent(), "state": state, "message": str(error)}, *paths
             raise gr.Error(str(error), visible=False, print_exception=False) from error  # the panel shows it in place
 
     def stop(self, job: float, http: gr.Request) -> None:
@@ -217,7 +218,23 @@ def show_fields(task: str) -> tuple[Any, ...]:
     )
 
 
-def _messages(stream: SpeechStream, expected: float, made: bytearray) -> Iterator[Message]:
+class Backlog:
+    """What was sent a moment ago and is sent again: of values that arrive together a busy page shows only the last."""
+
+    CHUNKS, SECONDS = 8, 2.0
+
+    def __init__(self) -> None:
+        self._sent: deque[tuple[float, Message]] = deque(maxlen=self.CHUNKS)
+
+    def add(self, chunk: Message) -> None:
+        self._sent.append((time.monotonic(), chunk))
+
+    def recent(self) -> list[Message]:
+        now = time.monotonic()
+        return [chunk for sent, chunk in self._sent if now - sent < self.SECONDS]
+
+
+def _messages(stream: SpeechStream, expected: float, made: bytearray, backlog: Backlog) -> Iterator[Message]:
     """What the player gets while the stream speaks; the PCM16 of it is added to `made`."""
     began = time.monotonic()
     progress = Progress([sentence.text for sentence in stream.speech.sentences], expected)
@@ -225,15 +242,21 @@ def _messages(stream: SpeechStream, expected: float, made: bytearray) -> Iterato
         pcm = to_pcm16(chunk.samples)
         made += pcm
         seconds = len(made) / 2 / chunk.sample_rate
-        yield {
-            "state": "speaking",
+        encoded: Message = {
             "index": chunk.index,
             "rate": chunk.sample_rate,
             "pcm": base64.b64encode(pcm).decode("ascii"),
+            "last": chunk.is_last,
             "pace": (time.monotonic() - began) / seconds if made else None,  # seconds of work per second of sound
             "expected": expected,  # seconds
+        }
+        earlier = backlog.recent()
+        backlog.add(encoded)
+        yield {
+            "state": "speaking",
+            **encoded,
+            "earlier": earlier,
             "progress": progress.after(chunk),
-            "last": chunk.is_last,
             "figures": figures(stream.stats),
         }
 

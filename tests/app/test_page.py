@@ -168,6 +168,7 @@ def test_a_burst_of_chunks_loses_none(site: Callable[..., Site]) -> None:
     assert done["lost"] == 0
 
 
+@pytest.mark.page
 def test_two_tabs_equal_their_solo_runs(
     monkeypatch: pytest.MonkeyPatch, site: Callable[..., Site], engine: Engine
 ) -> None:
@@ -188,6 +189,7 @@ def test_two_tabs_equal_their_solo_runs(
         assert result_of(page) == alone
 
 
+@pytest.mark.page
 def test_a_tab_that_has_to_wait_sees_its_place(site: Callable[..., Site]) -> None:
     here = site(FakeEngine(seconds=1.5, rtf=1.0), Settings(page_streams=2))
     tabs = [here.visit_and_fill_in() for _ in range(3)]

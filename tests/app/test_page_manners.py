@@ -14,7 +14,7 @@ from app.settings import Settings
 from tests.app.fake_engine import FakeEngine
 from tests.app.site import AUDIO, Site, probe, upload, wait_for
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.page]
 
 APP = Path(__file__).parents[2] / "app"
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}

@@ -12,7 +12,7 @@ from playwright.sync_api import Page
 from tests.app.fake_engine import FakeEngine
 from tests.app.site import AUDIO, Site, probe, upload, wait_for
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.page]
 
 HEADLINE = "#part [data-ref=headline]"
 

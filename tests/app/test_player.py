@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, Page
 
 from tests.app.site import probe, wait_for
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.page]
 
 APP = Path(__file__).parents[2] / "app"
 RATE = 24_000
@@ -57,6 +57,20 @@ def test_an_engine_faster_than_sound_leaves_no_hole(page: Page) -> None:
     wait_for(page, "p.state === 'done'")
     done = probe(page)
     assert done["played"] == done["received"] == 2 * RATE and (done["underruns"], done["lost"]) == (0, 0)
+
+
+def test_a_page_too_busy_to_show_each_message_loses_no_sound(page: Page) -> None:
+    """Of values that arrive together Gradio shows the last: it repeats what was sent a moment ago."""
+    page.evaluate("""() => {
+      const job = mynahPlayer.begin();
+      const pcm = btoa("\\0".repeat(4800));
+      const chunk = (index) => ({index, rate: 24000, pcm, last: index === 2, pace: 0.1, expected: 0.3});
+      mynahPlayer.take({job, state: "speaking", ...chunk(1), earlier: [chunk(0)]});
+      mynahPlayer.take({job, state: "done", message: "", earlier: [chunk(0), chunk(1), chunk(2)]});
+    }""")
+    wait_for(page, "p.state === 'done'")
+    done = probe(page)
+    assert done["played"] == done["received"] == 3 * 2400 and done["lost"] == 0
 
 
 def test_an_engine_slower_than_was_thought_buffers_visibly(page: Page) -> None:
