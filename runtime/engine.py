@@ -152,8 +152,8 @@ class Engine:
     # Between stream and workers
 
     def _start(self, stream: SpeechStream) -> None:
-        self._check_open()
         with self._lock:
+            self._check_open()  # under the lock: `_shut` fails every stream that is in, and none may come in after
             if len(self._streams) >= self.settings.max_streams + self.settings.max_waiting:
                 raise Overloaded(f"{len(self._streams)} requests are in hand, the limit; try again in a moment")
             self._streams.add(stream)

@@ -89,7 +89,6 @@ class Stage0Worker(Worker):
         if speaking.key is not None:
             self._live.pop(speaking.key, None)
             self._stage0.drop(speaking.key)
-        self._admit()
 
     @property
     def streams(self) -> int:
@@ -99,9 +98,12 @@ class Stage0Worker(Worker):
 
     @property
     def busy(self) -> bool:
-        return bool(self._live)
+        return bool(self._live or self._waiting)
 
     def work(self) -> None:
+        self._admit()
+        if not self._live:
+            return
         began = time.perf_counter()
         try:
             steps = self._stage0.step()
@@ -130,13 +132,13 @@ class Stage0Worker(Worker):
         sentence: Sentence = speaking.stream.speech.sentences[following]
         if sentence.tokens is None:
             self._waiting.append(speaking)
-            self._admit()
             return
         for token in sentence.tokens.tolist():  # conversion: the source's own tokens, unthinned (spec 3.5)
             self._keep(speaking, token)
         self._finish(speaking, EndReason.STOP)
 
     def _admit(self) -> None:
+        """Lets waiting sentences into stage 0. Called by `work` alone, so that a failure here cannot lead back here."""
         while self._waiting and len(self._live) < self._max_streams:
             speaking = self._waiting.popleft()
             speech = speaking.stream.speech
@@ -169,7 +171,6 @@ class Stage0Worker(Worker):
             del self._live[step.key]
             speaking.key = None
             self._finish(speaking, step.end or EndReason.STOP)
-            self._admit()
 
     def _keep(self, speaking: Speaking, token: int) -> None:
         segment = speaking.segment

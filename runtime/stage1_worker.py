@@ -82,10 +82,12 @@ class Stage1Worker(Worker):
         seconds = time.perf_counter() - began
         for job, chunk, outcome in zip(opened, chunks, outcomes, strict=True):
             job.stream.stats.stage1_seconds += seconds
-            if isinstance(outcome, Exception):
-                self._fail(job, outcome)
-            else:
+            try:
+                if isinstance(outcome, Exception):
+                    raise outcome
                 self._deliver(job, chunk, outcome.numpy())
+            except Exception as error:  # likewise
+                self._fail(job, error)
 
     def _ready(self, stream: SpeechStream, job: ChunkJob) -> Ready[SpeechStream]:
         prompt = len(stream.speech.reference.speech_tokens)

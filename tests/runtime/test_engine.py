@@ -328,6 +328,31 @@ def test_an_exception_while_joining_stage_0_reaches_its_own_stream(engine, voice
     neighbours_speak(engine, voice)
 
 
+def test_hundreds_of_waiting_requests_that_cannot_join_each_hear_of_it(tiny_checkpoint, voice, monkeypatch):
+    with Engine(tiny_checkpoint, EngineSettings(max_streams=1, max_waiting=400)) as engine:
+        speech = engine.prepare(request(voice, text=LONG))
+        monkeypatch.setattr(engine, "prepare", lambda wish: speech)
+        with engine.stream(request(voice)) as first:
+            next(first)
+            monkeypatch.setattr(engine._stage0, "add", lambda *arguments: 1 / 0)
+            waiting = [engine.stream(request(voice)) for _ in range(400)]
+            for stream in waiting:
+                stream.__enter__()
+        for stream in waiting:
+            with pytest.raises(GenerationError, match="ZeroDivisionError"):
+                next(stream)
+        assert_idle(engine)
+
+
+def test_an_exception_while_sound_is_handed_over_reaches_its_own_stream(engine, voice, monkeypatch):
+    """Trap 31."""
+    with engine.stream(request(voice)) as stream:
+        monkeypatch.setattr(stream.silence, "sent", lambda samples: 1 / 0)
+        with pytest.raises(GenerationError, match="ZeroDivisionError"):
+            list(stream)
+    neighbours_speak(engine, voice)
+
+
 def test_an_error_between_chunks_follows_the_sound_that_was_made(engine, voice, monkeypatch):
     """Trap 31: a done marker always follows."""
     begin = engine._stage1.begin
