@@ -4,7 +4,8 @@
 
 The storage form is the one that `runtime.checkpoint.expand` widens: the language model and the flow as int8 rows with
 scales, the vocoder in half precision. The two ONNX files keep their weights in half precision behind casts, which
-onnxruntime folds away at load.
+onnxruntime folds away at load. Parts that have no new weights in the folder stay as they are in the checkpoint, so that
+one stage can be replaced alone.
 """
 
 import argparse
@@ -178,7 +179,7 @@ def write_stages(
     hift: HiFTConfig = HIFT,
     mel: MelConfig = MEL,
 ) -> None:
-    """Recipe, text folder and the three weight files."""
+    """Recipe, text folder and the three weight files. A part without new weights stays as it is in `out`."""
     out.mkdir(parents=True, exist_ok=True)
     (out / RECIPE).write_text(yaml.safe_dump(recipe(lm, flow, hift, mel), sort_keys=False), encoding="utf-8")
     if vocabulary.resolve() != (out / TEXT_FOLDER).resolve():
@@ -186,21 +187,25 @@ def write_stages(
     write_json(out / TEXT_FOLDER / "config.json", qwen_json(lm.qwen))
     parts: list[tuple[Part, bool]] = [("llm", True), ("flow", True), ("hift", False)]
     for part, int8 in parts:
-        write_part(out, part, load_file(weights / f"{part}.safetensors"), int8)
+        if (path := weights / f"{part}.safetensors").is_file():
+            write_part(out, part, load_file(path), int8)
     (out / "UNTRAINED").unlink(missing_ok=True)
 
 
 def write_front_end(
     weights: Path, out: Path, tokenizer: SpeechTokenizerConfig = TOKENIZER, speaker: CAMPPlusConfig = SPEAKER
 ) -> None:
-    """Both ONNX files."""
-    net, encoder = SpeechTokenizerNet(tokenizer), CAMPPlus(speaker)
-    net.load_state_dict(expand(load_file(weights / "tokenizer.safetensors")))
-    encoder.load_state_dict(expand(load_file(weights / "speaker.safetensors")))
-    export_speech_tokenizer(net, out / SPEECH_TOKENIZER)
-    export_speaker_encoder(encoder, out / SPEAKER_ENCODER)
-    for name in (SPEECH_TOKENIZER, SPEAKER_ENCODER):
-        halve(out / name)
+    """Both ONNX files, as far as there are new weights."""
+    if (path := weights / "tokenizer.safetensors").is_file():
+        net = SpeechTokenizerNet(tokenizer)
+        net.load_state_dict(expand(load_file(path)))
+        export_speech_tokenizer(net, out / SPEECH_TOKENIZER)
+        halve(out / SPEECH_TOKENIZER)
+    if (path := weights / "speaker.safetensors").is_file():
+        encoder = CAMPPlus(speaker)
+        encoder.load_state_dict(expand(load_file(path)))
+        export_speaker_encoder(encoder, out / SPEAKER_ENCODER)
+        halve(out / SPEAKER_ENCODER)
 
 
 def check(folder: Path) -> Checkpoint:
