@@ -51,6 +51,9 @@ class Engine:
         self._lock = threading.Lock()
         self._streams: set[SpeechStream] = set()
         self._closed: str | None = None  # why no more requests are taken
+        # Tokens made beside a first hop would be waiting for their sound, and take the cores of a CPU from it.
+        may_step = threading.Event()
+        may_step.set()
         self._worker0 = Stage0Worker(
             self._stage0,
             checkpoint.config,
@@ -58,6 +61,7 @@ class Engine:
             max_streams=self.settings.max_streams,
             capacity_tokens=lambda stream: self._stage1.capacity_tokens(stream.speech.reference),
             hand_over=self._hand_over,
+            may_step=may_step,
             on_death=self._worker_died,
         )
         self._worker1 = Stage1Worker(
@@ -65,6 +69,7 @@ class Engine:
             frame_limit=self.settings.group_frames or GROUP_FRAMES[device.type],
             sentence_pause_seconds=self.settings.sentence_pause_seconds,
             on_sentence=lambda stream, sentence: self._worker0.post(self._worker0.sentence_begun, stream, sentence),
+            others_may_work=may_step if device.type == "cpu" else None,
             on_death=self._worker_died,
         )
         self._worker0.start()

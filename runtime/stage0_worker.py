@@ -4,6 +4,7 @@ It owns stage 0 and what is known of a stream while its tokens are made.
 """
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -53,8 +54,10 @@ class Stage0Worker(Worker):
         max_streams: int,
         capacity_tokens: Callable[[SpeechStream], int],
         hand_over: Callable[[ChunkJob], None],
+        may_step: threading.Event,
         on_death: Callable[[BaseException], None],
     ) -> None:
+        """`may_step` is clear while the cores are needed elsewhere."""
         super().__init__("mynah-stage0", on_death)
         self._stage0 = stage0
         self._config = config
@@ -62,6 +65,7 @@ class Stage0Worker(Worker):
         self._max_streams = max_streams
         self._capacity_tokens = capacity_tokens
         self._hand_over = hand_over
+        self._may_step = may_step
         self._keys = count()
         self._streams: dict[SpeechStream, Speaking] = {}
         self._waiting: deque[Speaking] = deque()
@@ -104,6 +108,7 @@ class Stage0Worker(Worker):
         self._admit()
         if not self._live:
             return
+        self._may_step.wait()
         began = time.perf_counter()
         try:
             steps = self._stage0.step()

@@ -4,6 +4,7 @@ It owns stage 1 and the pieces that wait for it.
 """
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -35,13 +36,16 @@ class Stage1Worker(Worker):
         frame_limit: int,
         sentence_pause_seconds: float,
         on_sentence: Callable[[SpeechStream, int], None],
+        others_may_work: threading.Event | None,
         on_death: Callable[[BaseException], None],
     ) -> None:
+        """`others_may_work` is cleared while somebody who hears nothing yet waits; None where no cores are shared."""
         super().__init__("mynah-stage1", on_death)
         self._stage1 = stage1
         self._pause_seconds = sentence_pause_seconds
         self._frame_limit = frame_limit
         self._on_sentence = on_sentence
+        self._others_may_work = others_may_work
         self._jobs: dict[SpeechStream, deque[ChunkJob]] = {}
 
     # Calls from other threads, through `post`
@@ -78,7 +82,13 @@ class Stage1Worker(Worker):
                 opened.append(job)
             except Exception as error:  # whatever it is, it belongs to this request
                 self._fail(job, error)
-        outcomes = self._decode(chunks)
+        if self._others_may_work and any(job.stream.stats.first_audio_seconds is None for job in opened):
+            self._others_may_work.clear()
+        try:
+            outcomes = self._decode(chunks)
+        finally:
+            if self._others_may_work:
+                self._others_may_work.set()
         seconds = time.perf_counter() - began
         for job, chunk, outcome in zip(opened, chunks, outcomes, strict=True):
             job.stream.stats.stage1_seconds += seconds

@@ -4,11 +4,11 @@ A step decodes one token of each live stream in one batch, then prefills waiting
 its first token; only so many per step that those who speak already are not held up. Sampling runs on the CPU row by
 row, with a generator per stream.
 
-In float32 on the CPU a stream's logits do not depend on its neighbours: the batch is filled up to whole blocks of rows
-and the cache is read in whole blocks of positions, so that matrix kernels never fall into their paths for leftovers,
-which sum in another order. Measured bit-equal with one and two threads. With three and more, elementwise kernels may
-cut a row between threads and take a scalar path there: logits then differ by rounding (4e-7), which hardly ever
-changes a token.
+On a CPU a stream's logits do not depend on its neighbours: every row goes through the matrices by itself
+(`row_steps.py`), and the cache is read in whole blocks of positions. Measured bit-equal with one and two threads. With
+three and more, elementwise kernels may cut a row between threads and take a scalar path there: logits then differ by
+rounding (4e-7), which hardly ever changes a token. Elsewhere the module runs, its batch filled up to whole blocks of
+rows, so that matrix kernels keep out of their paths for leftovers, which sum in another order.
 """
 
 from collections import deque
@@ -22,6 +22,7 @@ from runtime.errors import GenerationError
 from runtime.stage0.kv_cache import ROW_BLOCK, KVCache, round_up
 from runtime.stage0.lm import SpeechLM
 from runtime.stage0.prompt import check_prompt, embed_prompt, prompt_length
+from runtime.stage0.row_steps import RowSteps
 from runtime.stage0.sampling import check_sampling, draw
 from runtime.types import EndReason, SamplingParams, Stage0Prompt, TokenStep
 
@@ -51,6 +52,7 @@ class TorchStage0:
         self._max_streams = max_streams
         weight = lm.speech_embedding.weight
         self._device, self._dtype = weight.device, weight.dtype
+        self._row_steps = RowSteps(lm) if self._device.type == "cpu" else None
         self._cache = KVCache(lm.config.qwen, self._device, self._dtype)
         self._rows: list[_Stream] = []  # index is the row in the cache
         self._waiting: deque[_Stream] = deque()
@@ -138,10 +140,13 @@ class TorchStage0:
 
     def _score(self) -> Tensor:
         """Logits [rows, V] after each stream's last token, which joins the cache; doing it again changes nothing."""
-        filler = [0] * (round_up(len(self._rows), ROW_BLOCK) - len(self._rows))
+        rows = len(self._rows) if self._row_steps else round_up(len(self._rows), ROW_BLOCK)
+        filler = [0] * (rows - len(self._rows))
         tokens = torch.tensor([stream.tokens[-1] for stream in self._rows] + filler, device=self._device)
         positions = torch.tensor([stream.length for stream in self._rows] + filler, device=self._device)
         cache = self._cache.view(1 + max(stream.length for stream in self._rows))
+        if self._row_steps:
+            return self._row_steps.logits(tokens, positions, cache)
         hidden = self._lm(self._lm.speech_embedding(tokens)[:, None], positions[:, None], cache)
         return self._lm.logits(hidden[:, 0]).cpu()  # the one copy to the host
 

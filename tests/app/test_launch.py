@@ -124,3 +124,8 @@ def test_listener_speaks_the_family_of_its_host() -> None:
         pytest.skip("this machine has no IPv6")
     with launch.listen("::1", None) as listener:
         assert listener.family == socket.AF_INET6
+
+
+def test_waiting_threads_are_told_to_sleep_before_torch_is_loaded() -> None:
+    source = Path(launch.__file__).read_text(encoding="utf-8")
+    assert source.index('"GOMP_SPINCOUNT"') < source.index("\nfrom app") < source.index("\nfrom runtime")

@@ -61,11 +61,12 @@ def test_growing_across_a_block_changes_no_token():
     assert runs[0] == runs[1]
 
 
-def test_decode_batch_and_cache_view_come_in_whole_blocks():
+def test_off_the_cpu_decode_batch_and_cache_view_come_in_whole_blocks():
     """Trap 9: kernels that see whole blocks sum each row in one and the same order."""
     lm, seen = seeded_lm(), []
     lm.register_forward_pre_hook(lambda _, args: seen.append(args))
     engine = TorchStage0(lm)
+    engine._row_steps = None
     for key in range(ROW_BLOCK + 3):
         engine.add(key, prompt(min_tokens=20, max_tokens=5 + key), RAS, key)
     while engine.live_streams:
