@@ -162,6 +162,8 @@ class Stage1:
                 f"{frames // config.mel_per_token}: its last frames would change with the next chunk"
             )
         chunked = not chunk.is_last or self._final_attention == "chunked"
+        if chunked and self._solver.no_streaming:
+            raise GenerationError(self._solver.no_streaming)
         everything = torch.cat((state.prompt_tokens, chunk.tokens.to(self._device, torch.long)))
         mu = self._flow.mu(everything[None], is_last=chunk.is_last)
         if not chunked:
