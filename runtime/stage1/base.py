@@ -125,13 +125,13 @@ def build_solver(flow: Flow, settings: EngineSettings) -> FlowSolver:
     for weight in flow.estimator.parameters():
         weight.data = weight.data.to(_DTYPES[settings.flow_precision])
     steps, rate = flow.config.euler_steps, flow.config.guidance_rate
-    if settings.estimator == "torch":
-        return PlainSolver(flow.estimator, steps, rate)
     if settings.estimator == "tensorrt":
         from runtime.stage1.tensorrt_load import build_tensorrt
 
         folder = settings.export_folder or Path.home() / ".cache" / "mynah"
         return build_tensorrt(flow, settings.estimator_onnx, folder)
+    if settings.estimator == "torch":
+        return PlainSolver(flow.estimator, steps, rate)
     return PackedSolver(flow.estimator, steps, rate)
 
 

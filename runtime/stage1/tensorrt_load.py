@@ -1,5 +1,6 @@
 """TensorRT at load: whether it is there, its plan, and whether what it computes is what torch computes (spec 7)."""
 
+import importlib
 import re
 from contextlib import suppress
 from functools import partial
@@ -95,10 +96,9 @@ def check_released(onnx: Path, dit: DiT) -> None:
 def import_tensorrt() -> Any:
     """The module. Raises EngineUnavailable when it is broken."""
     try:
-        import tensorrt
+        return importlib.import_module("tensorrt")
     except (ImportError, OSError) as broken:  # a library of CUDA is missing, or is another version's
         raise EngineUnavailable(f"TensorRT is installed but does not load: {broken}") from broken
-    return tensorrt
 
 
 def installed_tensorrt() -> str | None:
