@@ -7,6 +7,7 @@ CPU `run_onnx` reads and writes there through onnxruntime, on a GPU `TorchKernel
 import ctypes
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ import numpy as np
 import onnxruntime
 import torch
 from torch import Tensor, nn
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from runtime.stage1.tensorrt_plan import Graph
 
@@ -271,6 +274,26 @@ def on_device(raw: Raw) -> Tensor:
     typestr = {"float32": "<f4", "int32": "<i4"}[raw.dtype]
     interface = {"shape": raw.shape, "typestr": typestr, "data": (raw.address, False), "version": 3, "strides": None}
     return torch.as_tensor(SimpleNamespace(__cuda_array_interface__=interface), device="cuda")
+
+
+def host_waits(work: Callable[[], object], *, allowed: bool = False) -> dict[str, int]:
+    """How often the host waits for the device while `work` runs, by name of CUDA's call.
+
+    Unless `allowed`, torch's own check is on as well: it raises RuntimeError where an operation of torch would wait.
+    """
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        torch.cuda.set_sync_debug_mode("default" if allowed else "error")
+        try:
+            with record_function("work"):
+                work()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    (span,) = (
+        event.time_range for event in seen.events() if event.name == "work" and event.device_type == DeviceType.CPU
+    )
+    inside = (event for event in seen.events() if span.start <= event.time_range.start <= span.end)
+    return dict(Counter(event.name for event in inside if "ynchronize" in event.name))
 
 
 def graph_file(path: Path, graph: Graph, bins: int) -> Path:
