@@ -46,10 +46,7 @@ class EngineSettings:
             if self.estimator != "tensorrt":
                 raise EngineUnavailable(f"estimator_onnx is for tensorrt, and the estimator is {self.estimator}")
             if self.final_attention == "chunked":
-                raise EngineUnavailable(
-                    "the released ONNX file has no chunk mask, and final_attention is chunked; choose full, or leave "
-                    "estimator_onnx out to have a graph with the mask made"
-                )
+                raise EngineUnavailable(f"final_attention is chunked, but {self.no_streaming}")
         if not 0 < self.stage0_memory_share < 1:
             raise EngineUnavailable(f"stage0_memory_share is {self.stage0_memory_share}; it must be between 0 and 1")
         for name in ("voice_kv_bytes", "stream_kv_bytes"):
@@ -59,6 +56,16 @@ class EngineSettings:
             raise EngineUnavailable(f"group_frames is {self.group_frames}; it must be at least 1")
         if self.sentence_pause_seconds < 0:
             raise EngineUnavailable(f"sentence_pause_seconds is {self.sentence_pause_seconds}; it must be 0 or more")
+
+    @property
+    def no_streaming(self) -> str | None:
+        """Why no chunk of a stream can be solved; None when it can."""
+        if self.estimator_onnx is None:
+            return None
+        return (
+            "the released ONNX file has no chunk mask, so that a chunk would hear what is not there yet; ask for whole "
+            "sentences, or leave estimator_onnx out to have a graph with the mask made"
+        )
 
 
 _CHOICES = {

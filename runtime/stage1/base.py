@@ -58,11 +58,6 @@ class FlowSolver(Protocol):
     keeps_past: bool  # whether pieces may name a past, and ask for one
 
     @property
-    def no_streaming(self) -> str | None:
-        """Why pieces may not be chunked; None when they may."""
-        ...
-
-    @property
     def name(self) -> str:
         """For people, with what it counts."""
         ...
@@ -95,6 +90,7 @@ def build_stage1(checkpoint: Checkpoint, settings: EngineSettings, device: torch
         Vocoder(hift.to(device).eval(), noise),
         noise,
         final_attention=settings.final_attention,
+        no_streaming=settings.no_streaming,
         voice_kv_bytes=settings.voice_kv_bytes,
         stream_kv_bytes=settings.stream_kv_bytes,
     )

@@ -95,7 +95,6 @@ class PackedSolver:
 
     name = "packed"
     keeps_past = True
-    no_streaming = None
 
     @torch.inference_mode()
     def __init__(self, dit: DiT, steps: int, rate: float) -> None:

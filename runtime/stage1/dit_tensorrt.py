@@ -108,15 +108,6 @@ class TensorRTSolver:
         estimator = self._estimator
         return f"{estimator.name}; {estimator.solves} solves, {estimator.torch_solves} more out of its sizes in torch"
 
-    @property
-    def no_streaming(self) -> str | None:
-        if self._estimator.graph.streams:
-            return None
-        return (
-            "the released ONNX file has no chunk mask, so a chunk would hear what is not there yet; ask for whole "
-            "sentences, or leave `estimator_onnx` out to have a graph with the mask made"
-        )
-
     def past_bytes(self, frames: int) -> int:
         return 0
 

@@ -101,7 +101,6 @@ class PlainSolver:
     """One piece after the other through a plain estimator, which remembers nothing."""
 
     keeps_past = False
-    no_streaming = None
 
     def __init__(self, estimator: "FlowEstimator", steps: int, rate: float) -> None:
         self._estimator = estimator

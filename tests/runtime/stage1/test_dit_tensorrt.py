@@ -156,8 +156,12 @@ def test_a_refused_run_ends_the_solve_and_the_next_one_works(opened: Callable[..
 
 
 def stage1(estimator: TensorRTEstimator) -> Stage1:
+    """As it is built for these settings: with the released file or without."""
     flow, noise = tiny_flow(), NoiseBank(CPU)
-    return Stage1(flow, TensorRTSolver(estimator, 10, RATE, CPU), tiny_vocoder(noise), noise)
+    onnx = None if estimator.graph.streams else Path("flow.decoder.estimator.fp32.onnx")
+    settings = EngineSettings(estimator="tensorrt", estimator_onnx=onnx)
+    solver = TensorRTSolver(estimator, 10, RATE, CPU)
+    return Stage1(flow, solver, tiny_vocoder(noise), noise, no_streaming=settings.no_streaming)
 
 
 def test_the_released_graph_speaks_whole_sentences_and_refuses_to_stream(opened: Callable[..., Opened]) -> None:
@@ -259,7 +263,9 @@ def test_the_released_file_is_taken_in_its_own_precision_only(tmp_path: Path) ->
 def test_settings_that_cannot_stream_or_mean_nothing_are_refused() -> None:
     onnx = Path("flow.decoder.estimator.fp32.onnx")
     EngineSettings(estimator="tensorrt", estimator_onnx=onnx)
-    with pytest.raises(EngineUnavailable, match="no chunk mask, and final_attention is chunked"):
+    with pytest.raises(
+        EngineUnavailable, match="final_attention is chunked, but the released ONNX file has no chunk mask"
+    ):
         EngineSettings(estimator="tensorrt", estimator_onnx=onnx, final_attention="chunked")
     with pytest.raises(EngineUnavailable, match="estimator_onnx is for tensorrt, and the estimator is auto"):
         EngineSettings(estimator_onnx=onnx)
