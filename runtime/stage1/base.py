@@ -4,6 +4,7 @@ Shapes: R rows, N mel frames (50 Hz), M mel bins. A faster estimator is one file
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -53,9 +54,13 @@ class FlowEstimator(Protocol):
 class FlowSolver(Protocol):
     """Brings pieces of several streams from noise to mel: an estimator and the Euler steps around it."""
 
-    name: str
     dtype: torch.dtype
     keeps_past: bool  # whether pieces may name a past, and ask for one
+
+    @property
+    def name(self) -> str:
+        """For people, with what it counts."""
+        ...
 
     def past_bytes(self, frames: int) -> int:
         """What a past of so many frames weighs."""
@@ -85,6 +90,7 @@ def build_stage1(checkpoint: Checkpoint, settings: EngineSettings, device: torch
         Vocoder(hift.to(device).eval(), noise),
         noise,
         final_attention=settings.final_attention,
+        no_streaming=settings.no_streaming,
         voice_kv_bytes=settings.voice_kv_bytes,
         stream_kv_bytes=settings.stream_kv_bytes,
     )
@@ -115,6 +121,11 @@ def build_solver(flow: Flow, settings: EngineSettings) -> FlowSolver:
     for weight in flow.estimator.parameters():
         weight.data = weight.data.to(_DTYPES[settings.flow_precision])
     steps, rate = flow.config.euler_steps, flow.config.guidance_rate
+    if settings.estimator == "tensorrt":
+        from runtime.stage1.tensorrt_load import build_tensorrt
+
+        folder = settings.export_folder or Path.home() / ".cache" / "mynah"
+        return build_tensorrt(flow, settings.estimator_onnx, folder)
     if settings.estimator == "torch":
         return PlainSolver(flow.estimator, steps, rate)
     return PackedSolver(flow.estimator, steps, rate)

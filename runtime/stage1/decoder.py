@@ -67,6 +67,7 @@ class Stage1:
         noise: NoiseBank,
         *,
         final_attention: Literal["full", "chunked"] = "full",
+        no_streaming: str | None = None,  # why chunks cannot be solved, if so
         voice_kv_bytes: int | None = None,
         stream_kv_bytes: int | None = None,
     ) -> None:
@@ -75,6 +76,7 @@ class Stage1:
         self._vocoder = vocoder
         self._noise = noise
         self._final_attention = final_attention
+        self._no_streaming = no_streaming
         self._config = flow.config
         self._device = flow.input_embedding.weight.device
         default = KV_BYTES[self._device.type]
@@ -162,6 +164,8 @@ class Stage1:
                 f"{frames // config.mel_per_token}: its last frames would change with the next chunk"
             )
         chunked = not chunk.is_last or self._final_attention == "chunked"
+        if chunked and self._no_streaming:
+            raise GenerationError(self._no_streaming)
         everything = torch.cat((state.prompt_tokens, chunk.tokens.to(self._device, torch.long)))
         mu = self._flow.mu(everything[None], is_last=chunk.is_last)
         if not chunked:
