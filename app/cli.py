@@ -73,7 +73,9 @@ def _engine_flags() -> ArgumentParser:
     group.add_argument("--source", choices=("hub", "modelscope"), help="where a hub id is fetched from")
     group.add_argument("--device", help="auto, cpu, cuda or cuda:1")
     group.add_argument(
-        "--stage0", choices=("auto", "torch", "vllm"), help="what runs the language model; vllm needs the extra"
+        "--stage0",
+        choices=("auto", "torch", "captured", "vllm"),
+        help="what runs the language model; captured needs a GPU, vllm the extra",
     )
     group.add_argument("--precision", choices=get_args(Precision), help="of both stages; the vocoder stays in float32")
     group.add_argument(

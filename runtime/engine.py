@@ -140,6 +140,7 @@ class Engine:
         self._shut("the engine was closed")
         self._worker0.stop()
         self._worker1.stop()
+        self._stage0.close()
 
     def __enter__(self) -> "Engine":
         return self

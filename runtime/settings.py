@@ -14,7 +14,8 @@ class EngineSettings:
     """One engine in one process."""
 
     device: str = "auto"  # auto, cpu, cuda, cuda:1
-    stage0: Literal["auto", "torch", "vllm"] = "auto"
+    stage0: Literal["auto", "torch", "captured", "vllm"] = "auto"  # auto is captured on a GPU, torch elsewhere
+    slot_positions: int = 4096  # prompt and tokens of one sentence, with captured; 50 MB a stream at the released size
     stage0_memory_share: float = 0.2  # of the GPU's memory, with vllm; the rest is left to stage 1
     export_folder: Path | None = None  # models written for engines that load from disk; None is ~/.cache/mynah
     estimator: Literal["auto", "torch", "packed"] = "auto"  # auto is packed; torch is the plain one, and slower
@@ -38,7 +39,7 @@ class EngineSettings:
         for name, choices in _CHOICES.items():
             if given[name] not in choices:
                 raise EngineUnavailable(f"{name} is {given[name]!r}; choose {' or '.join(choices)}")
-        for name in ("max_streams", "max_waiting", "chunk_queue"):
+        for name in ("max_streams", "max_waiting", "chunk_queue", "slot_positions"):
             if given[name] < 1:
                 raise EngineUnavailable(f"{name} is {given[name]}; it must be at least 1")
         if not 0 < self.stage0_memory_share < 1:
@@ -53,7 +54,7 @@ class EngineSettings:
 
 
 _CHOICES = {
-    "stage0": ("auto", "torch", "vllm"),
+    "stage0": ("auto", "torch", "captured", "vllm"),
     "estimator": ("auto", "torch", "packed"),
     "lm_precision": get_args(Precision),
     "flow_precision": get_args(Precision),
