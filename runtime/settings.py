@@ -1,8 +1,8 @@
 """How we run a model: engines, devices, precision, limits. Built once, in launch.py, and passed down."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from runtime.errors import EngineUnavailable
 
@@ -22,6 +22,7 @@ class EngineSettings:
     lm_precision: Precision = "float32"
     flow_precision: Precision = "float32"  # the vocoder stays in float32 (spec 9.31)
     fidelity: Literal["intended", "official"] = "intended"  # official keeps the reference's oddities (spec 9)
+    sampling: Literal["checkpoint", "ras", "standard"] = "checkpoint"  # what requests and checkpoint have to say
     final_attention: Literal["full", "chunked"] = "full"  # of a stream's last chunk; official is full (spec 6.2)
     hops: Literal["auto", "latency", "throughput"] = "auto"  # auto is throughput on a CPU, unless it is to be official
     max_streams: int = 64  # spoken at the same time
@@ -33,8 +34,16 @@ class EngineSettings:
     voice_kv_bytes: int | None = None  # what the flow may keep of prompts; None: 6 GiB on a GPU, 512 MiB on a CPU
     stream_kv_bytes: int | None = None  # and of live streams that are to hop again; None: as much
     onnx_threads: int = 0  # 0 leaves it to onnxruntime
+    profile: Literal["none", "latency", "throughput", "whole"] = "none"  # sets what PROFILES lists
 
     def __post_init__(self) -> None:
+        given = asdict(self)
+        for name, value in PROFILES.get(self.profile, {}).items():
+            if given[name] not in (value, _DEFAULTS[name]):
+                raise EngineUnavailable(
+                    f"the profile {self.profile} sets {name} to {value}, not {given[name]}; leave one of them out"
+                )
+            object.__setattr__(self, name, value)
         given = asdict(self)
         for name, choices in _CHOICES.items():
             if given[name] not in choices:
@@ -53,7 +62,17 @@ class EngineSettings:
             raise EngineUnavailable(f"sentence_pause_seconds is {self.sentence_pause_seconds}; it must be 0 or more")
 
 
+# What belongs together: how many streams are admitted (and with that the graphs of stage 0), how many frames stage 1
+# solves at once, where streams are cut, and by which law tokens are drawn.
+PROFILES: dict[str, dict[str, Any]] = {
+    "latency": {"max_streams": 16, "group_frames": 4096, "hops": "latency", "sampling": "ras"},
+    "throughput": {"max_streams": 64, "group_frames": 16_384, "hops": "throughput", "sampling": "ras"},
+    "whole": {"max_streams": 64, "group_frames": 32_768, "hops": "throughput", "sampling": "ras"},  # and no chunks
+}
+_DEFAULTS = {one.name: one.default for one in fields(EngineSettings)}
 _CHOICES = {
+    "profile": ("none", *PROFILES),
+    "sampling": ("checkpoint", "ras", "standard"),
     "stage0": ("auto", "torch", "captured", "vllm"),
     "estimator": ("auto", "torch", "packed"),
     "lm_precision": get_args(Precision),
