@@ -30,6 +30,7 @@ class Tile:
     inputs: int
     warps: int = 4
     stages: int = 4
+    splits: int = 1  # programs that share the inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,8 @@ class Tiling:
     head: Tile
 
 
-DECODE = Tiling(16, Tile(16, 128), Tile(16, 128), Tile(32, 128), Tile(16, 128, 4, 6), Tile(16, 128))
-PROMPT = Tiling(64, Tile(32, 64), Tile(32, 64), Tile(32, 64), Tile(32, 64), Tile(16, 128))
+DECODE = Tiling(16, Tile(16, 128, 2), Tile(16, 128, 2), Tile(32, 128), Tile(16, 128, 2, 6, 4), Tile(32, 128))
+PROMPT = Tiling(64, Tile(32, 64), Tile(32, 64), Tile(64, 64), Tile(32, 64), Tile(32, 64))
 PROMPT_ROWS = (64, 128, 192, PIECE)
 ATTENTION_TILE = 128  # positions
 SPLITS = 4  # of a row's positions, by tiles in turn
@@ -105,6 +106,8 @@ class CapturedSteps:
         fidelity: Literal["intended", "official"] = "intended",
         decode: Tiling = DECODE,
         prompt: Tiling = PROMPT,
+        early: int = 0,
+        fetch: bool = True,
     ) -> None:
         """Takes memory for all slots and captures. Raises EngineUnavailable when the model or the memory do not fit."""
         self._lm, qwen = lm.eval().requires_grad_(False), lm.config.qwen
@@ -120,6 +123,12 @@ class CapturedSteps:
         if self._device.type == "cuda":
             # A step is short and others wait for its tokens: its kernels go before those of stage 1.
             self._stream = torch.cuda.Stream(self._device, priority=-1)
+        # Whether a kernel may start while the one before it runs; of prefetching there is nothing to gain in float32.
+        fetch = fetch and self._dtype.itemsize == 2
+        self._side = torch.cuda.Stream(self._device) if self._stream is not None and fetch else None
+        self._begin = {"EARLY": early, "launch_pdl": True} if early else {"EARLY": 0}
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))  # the weights are there
         try:
             with torch.no_grad(), torch.cuda.stream(self._stream):
                 self._allocate()
@@ -139,7 +148,7 @@ class CapturedSteps:
         rows = ", ".join(map(str, self._block_rows))
         return {
             "engine": "captured",
-            "device": str(self._device),
+            "device": self._device.type,
             "precision": str(self._dtype).removeprefix("torch."),
             "sampling": "ras by two draws or standard, by seed and position",
             "slots": f"{self.slots} of {self.positions} positions, {self._cache.nbytes / 2**30:.1f} GB",
@@ -205,7 +214,9 @@ class CapturedSteps:
         self._prompt_rows = new(3 * PIECE, dtype=torch.int64)
         self._count = torch.arange(PIECE, device=self._device)
         self._position = new(rows, dtype=torch.int32)
-        self._x, self._q = new(rows, qwen.hidden_size), new(rows, heads * head_dim)
+        width = qwen.hidden_size
+        self._x, self._scaled, self._q = new(rows, width), new(rows, width), new(rows, heads * head_dim)
+        self._squares = new(width, rows, dtype=torch.float32)  # more parts than any tiling makes
         self._mixed, self._h = new(rows, heads * head_dim), new(rows, qwen.intermediate_size)
         self._logits = new(self._block_rows[-1], config.rows, dtype=torch.float32)
         self._drawn: Tensor = new(self._block_rows[-1], dtype=torch.int64)
@@ -213,7 +224,8 @@ class CapturedSteps:
         parts = (rows, kv, SPLITS, self._group)
         self._sums = new(*parts, head_dim, dtype=torch.float32)
         self._peaks, self._weights = new(*parts, dtype=torch.float32), new(*parts, dtype=torch.float32)
-        self._arrived = new(rows, kv, dtype=torch.int32)
+        self._partial = new(8, rows, width, dtype=torch.float32)  # of up to 8 splits
+        self._arrived = new(max(rows * kv, rows * width // 128), dtype=torch.int32)  # zero between kernels
         every = torch.arange(self.positions, device=self._device)[None]
         half = slice(0, head_dim // 2)  # the other half is the same
         self._cosine, self._sine = (
@@ -297,60 +309,93 @@ class CapturedSteps:
         width, inner, dim, limit = qwen.hidden_size, qwen.intermediate_size, qwen.head_dim, self.positions
         heads, kv, eps = qwen.num_attention_heads, qwen.num_key_value_heads, qwen.rms_norm_eps
         x, q, mixed, h, position = self._x, self._q, self._mixed, self._h, self._position
+        scaled, squares, lines = self._scaled, self._squares, self._squares.shape[1]
+        after_out, after_down = (triton.cdiv(width, tile.features) for tile in (tiling.out, tiling.down))
+        norms = [layer.first_norm for layer in self._layers[1:]] + [lm.backbone.norm.weight]
         kernels.embed_kernel[(rows,)](
             at.ids, at.positions, at.at, at.stride, lm.speech_embedding.weight, lm.backbone.embed_tokens.weight,
-            x, position, width, triton.next_power_of_2(width),
+            self._layers[0].first_norm, x, scaled, squares, position, after_down, lines, width,
+            triton.next_power_of_2(width), **self._begin,
         )  # fmt: skip
         blocks = rows // tiling.rows
-        for (keys, values), layer in zip(self._cache, self._layers, strict=True):
+        following = [*self._layers[1:], None]
+        for (keys, values), layer, norm, after in zip(self._cache, self._layers, norms, following, strict=True):
+            self._fetch(layer.gate, layer.up)
             tile = tiling.qkv
             grid = (blocks, (heads + 2 * kv) * triton.cdiv(dim // 2, tile.features))
             kernels.qkv_kernel[grid](
-                x, layer.first_norm, layer.qkv, layer.qkv_bias, self._cosine, self._sine, at.slots, position,
-                q, keys, values, eps, width, heads, kv, dim, limit, **cut(tiling, tile, width),
+                scaled, squares, layer.qkv, layer.qkv_bias, self._cosine, self._sine, at.slots, position,
+                q, keys, values, eps, after_down, lines, width, heads, kv, dim, limit,
+                triton.next_power_of_2(after_down), **cut(tiling, tile, width, self._begin),
             )  # fmt: skip
             kernels.attention_kernel[(rows, kv, SPLITS)](
                 q, keys, values, at.slots, position, self._sums, self._peaks, self._weights, self._arrived,
-                mixed, dim**-0.5, heads, kv, dim, limit, self._group, ATTENTION_TILE, SPLITS,
+                mixed, dim**-0.5, heads, kv, dim, limit, self._group, ATTENTION_TILE, SPLITS, **self._begin,
             )  # fmt: skip
-            tile = tiling.out
-            kernels.add_projection_kernel[(blocks, triton.cdiv(width, tile.features))](
-                mixed, layer.out, x, width, heads * dim, **cut(tiling, tile, heads * dim)
-            )
-            tile = tiling.gate
-            kernels.gate_kernel[(blocks, triton.cdiv(inner, tile.features))](
-                x, layer.second_norm, layer.gate, layer.up, h, eps, inner, width, **cut(tiling, tile, width)
-            )
-            tile = tiling.down
-            kernels.add_projection_kernel[(blocks, triton.cdiv(width, tile.features))](
-                h, layer.down, x, width, inner, **cut(tiling, tile, inner)
+            kernels.add_projection_kernel[(blocks, after_out, tiling.out.splits)](
+                mixed, layer.out, layer.second_norm, x, scaled, squares, self._partial, self._arrived, lines, width,
+                heads * dim, tiling.out.splits, **cut(tiling, tiling.out, heads * dim, self._begin),
+            )  # fmt: skip
+            self._fetch(layer.down, *([after.qkv, after.out] if after else []))
+            kernels.gate_kernel[(blocks, triton.cdiv(inner, tiling.gate.features))](
+                scaled, squares, layer.gate, layer.up, h, eps, after_out, lines, inner, width,
+                triton.next_power_of_2(after_out), **cut(tiling, tiling.gate, width, self._begin),
+            )  # fmt: skip
+            kernels.add_projection_kernel[(blocks, after_down, tiling.down.splits)](
+                h, layer.down, norm, x, scaled, squares, self._partial, self._arrived, lines, width,
+                inner, tiling.down.splits, **cut(tiling, tiling.down, inner, self._begin),
+            )  # fmt: skip
+
+        if self._side is not None:
+            torch.cuda.current_stream().wait_stream(self._side)
+
+    def _fetch(self, *weights: Tensor) -> None:
+        """Asks for weights that come next, on a branch beside the kernels that run now.
+
+        Small kernels wait for each other more than for memory, which has time to bring those into the L2 cache.
+        """
+        if self._side is None:
+            return
+        self._side.wait_stream(torch.cuda.current_stream())
+        lines = [weight.numel() // 64 for weight in weights] + [0, 0]
+        first, second, third = (*weights, weights[0], weights[0])[:3]
+        with torch.cuda.stream(self._side):
+            kernels.fetch_kernel[(triton.cdiv(max(lines), 1024),)](
+                first, second, third, lines[0], lines[1], lines[2], 1024, num_warps=4
             )
 
     def _draw(self, rows: int) -> None:
-        lm, width, tile = self._lm, self._lm.config.qwen.hidden_size, self._decode.head
-        kernels.head_kernel[(rows // self._decode.rows, triton.cdiv(self._ids, 2 * tile.features))](
-            self._x, lm.backbone.norm.weight, lm.llm_decoder.weight, self._logits, lm.config.qwen.rms_norm_eps,
-            self._ids, width, **cut(self._decode, tile, width),
+        lm, width, tiling = self._lm, self._lm.config.qwen.hidden_size, self._decode
+        parts = triton.cdiv(width, tiling.down.features)
+        kernels.head_kernel[(rows // tiling.rows, triton.cdiv(self._ids, tiling.head.features))](
+            self._scaled, self._squares, lm.llm_decoder.weight, self._logits, lm.config.qwen.rms_norm_eps, parts,
+            self._squares.shape[1], self._ids, width, triton.next_power_of_2(parts),
+            **cut(tiling, tiling.head, width, self._begin),
         )  # fmt: skip
         draw.draw_kernel[(rows,)](
             self._logits, self._slot_rows, self._numbers, self._knobs, self._history, self._seen, self._drawn,
             self.slots, *self._early, self._ids, self.positions, triton.next_power_of_2(self._ids),
-            draw.NUMBERS, draw.KNOBS, num_warps=8,
+            draw.NUMBERS, draw.KNOBS, num_warps=8, **self._begin,
         )  # fmt: skip
 
 
-def cut(tiling: Tiling, tile: Tile, inputs: int) -> dict[str, int]:
+def cut(tiling: Tiling, tile: Tile, inputs: int, early: dict[str, int]) -> dict[str, int]:
     """What a matrix kernel is told. Inputs come in whole tiles: narrow models have smaller ones."""
     width = tile.inputs
     while inputs % width:
         width //= 2
-    return {
+    return early | {
         "ROWS": tiling.rows,
         "F": tile.features,
         "BK": width,
         "num_warps": tile.warps,
         "num_stages": tile.stages,
     }
+
+
+def capable(device: torch.device) -> bool:
+    """Of programmatic dependent launch, from Hopper on."""
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def check_widths(lm: SpeechLM) -> None:

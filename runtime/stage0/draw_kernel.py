@@ -9,6 +9,8 @@ two tables with a line per slot.
 import triton
 import triton.language as tl
 
+from runtime.stage0.kernels import begin
+
 # Columns of the table of whole numbers, int64: the first three change with each token.
 TOKEN, POSITION, STEP, MIN_TOKENS, TOP_K, WINDOW, REPEATS, STANDARD, SEED = range(9)
 NUMBERS = 16  # columns, a power of two
@@ -48,13 +50,14 @@ def _pick(weights, ids, number, SIZE: tl.constexpr):
 def draw_kernel(
     logits, slots, numbers, knobs, history, seen, drawn, spare,
     early_from, early_to, V: tl.constexpr, P: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
-    OTHERS: tl.constexpr,
+    OTHERS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """logits [R, V] -> drawn [R] int64, and every slot's line moved on by one token.
 
     Ids early_from..early_to cannot come before min_tokens. `history` [S, P] int32 and `seen` [S, V] uint8 keep what a
     slot has said. Rows of the slot `spare` are filler and leave no trace.
     """
+    begin(EARLY)
     row = tl.program_id(0)
     slot = tl.load(slots + row).to(tl.int64)
     line, other = numbers + slot * COLUMNS, knobs + slot * OTHERS
@@ -99,24 +102,22 @@ def draw_kernel(
         # Of these, no more once their sum has reached top_p.
         kept = tl.where(inside, shares, 0.0)
         limit = tl.load(other + 1) * tl.where(standard, tl.sum(kept, 0), tl.sum(shares, 0))
-        low = -1
-        high = 0x7F800000
-        while high - low > 1:
-            middle = low + (high - low) // 2
-            enough = tl.sum(tl.where(key <= middle, kept, 0.0), 0) >= limit
-            high = tl.where(enough, middle, high)
-            low = tl.where(enough, low, middle)
-            between = tl.sum((inside & (key > low) & (key <= high)).to(tl.int32), 0)
-            low = tl.where(between <= 1, high, low)
-        border = inside & (key == high)
-        if tl.sum(border.to(tl.int32), 0) > 1:
-            before = tl.sum(tl.where(key < high, kept, 0.0), 0)
-            each = tl.max(tl.where(border, kept, 0.0), 0)
-            order = tl.cumsum(border.to(tl.int32), 0)
-            border = border & (before + (order - 1).to(tl.float32) * each < limit)
-            inside = inside & ((key < high) | border)
-        else:
+        if tl.sum(kept, 0) > limit:
+            low = -1  # `high` still holds all that are left
+            while high - low > 1:
+                middle = low + (high - low) // 2
+                enough = tl.sum(tl.where(key <= middle, kept, 0.0), 0) >= limit
+                high = tl.where(enough, middle, high)
+                low = tl.where(enough, low, middle)
+                between = tl.sum((inside & (key > low) & (key <= high)).to(tl.int32), 0)
+                low = tl.where(between <= 1, high, low)
+            border = inside & (key == high)
             inside = inside & (key <= high)
+            if tl.sum(border.to(tl.int32), 0) > 1:
+                before = tl.sum(tl.where(key < high, kept, 0.0), 0)
+                each = tl.max(tl.where(border, kept, 0.0), 0)
+                order = tl.cumsum(border.to(tl.int32), 0) - 1
+                inside = inside & ((key < high) | (before + order.to(tl.float32) * each < limit))
         first, second = philox(tl.load(line + 8), step)
         token = _pick(tl.where(inside, shares, 0.0), ids, first, SIZE)
         # Repetition-aware: what was said too recently is struck out, and the draw repeated over everything else.

@@ -60,7 +60,7 @@ class PlainSteps:
     def describe(self) -> dict[str, str]:
         return {
             "engine": "captured, without graphs",
-            "device": str(self._device),
+            "device": self._device.type,
             "precision": str(self._dtype).removeprefix("torch."),
             "sampling": "ras by two draws or standard, by seed and position",
         }
@@ -79,8 +79,9 @@ class PlainSteps:
     def launch(self, slots: Sequence[int]) -> Done:
         rows = round_up(1 + max(slots), ROW_BLOCK)
         tokens, positions = [0] * rows, [0] * rows
-        for slot in slots:
-            tokens[slot], positions[slot] = self._open[slot].token, self._open[slot].position
+        for slot, state in self._open.items():  # one that takes no part writes where its own next step will write again
+            if slot < rows:
+                tokens[slot], positions[slot] = state.token, state.position
         at = torch.tensor(positions, device=self._device)[:, None]
         hidden = self._lm(self._embed(tokens)[:, None], at, self._view(slice(0, rows), 1 + max(positions)))
         logits = self._lm.logits(hidden[:, 0])

@@ -124,7 +124,7 @@ def drawn_by_kernel(rows: torch.Tensor, tables: list[torch.Tensor], seeds: torch
     drawn = torch.zeros(count, dtype=torch.int64, device="cuda")
     draw.draw_kernel[(count,)](
         rows, torch.arange(count, device="cuda"), numbers, knobs, said, seen, drawn,
-        count, ids - 200, ids, ids, 64, 1 << (ids - 1).bit_length(), draw.NUMBERS, draw.KNOBS, num_warps=8,
+        count, ids - 200, ids, ids, 64, 1 << (ids - 1).bit_length(), draw.NUMBERS, draw.KNOBS, False, num_warps=8,
     )  # fmt: skip
     return drawn
 
