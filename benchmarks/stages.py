@@ -45,7 +45,7 @@ class Sentence:
     prompt_mel: Tensor  # [M, 2 P]
     speaker: Tensor  # [M]
 
-    def piece(self, tokens: int, *, is_last: bool, past: Past | None = None, keep: tuple[int, ...] = ()) -> Piece:
+    def piece(self, tokens: int, *, is_last: bool, past: Past | None = None, keep: int = 0) -> Piece:
         """Prompt and so many tokens behind it, unless they are in the past."""
         lookahead = 0 if is_last else self.flow.config.lookahead_tokens
         mu = self.flow.mu(self.tokens[None, : self.prompt + tokens + lookahead], is_last=is_last)[0]
@@ -95,8 +95,8 @@ def compare(flow: Flow, prompt: int, tokens: int, repeats: int) -> list[dict[str
     packed = PackedSolver(flow.estimator, config.euler_steps, config.guidance_rate)
     text = sentence(flow, prompt, tokens)
     first = GRID + text.pad
-    (voice,) = packed.solve([text.piece(first, is_last=False, keep=(text.prompt_blocks,))])
-    (past,) = voice.pasts
+    (voice,) = packed.solve([text.piece(first, is_last=False, keep=text.prompt_blocks)])
+    past = voice.past
     wanted: dict[str, tuple[FlowSolver, Piece]] = {}
     for name, count, is_last in (
         ("first hop", first, False),

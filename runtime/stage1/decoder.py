@@ -168,8 +168,9 @@ class Stage1:
             return self._piece(state, mu, frames, chunked)
         past = state.past or self._voice_past(state)
         keeps = chunk.keep and not chunk.is_last and self._solver.keeps_past
-        keeps = keeps and self.streams.claim(state, self._solver.past_bytes(frames))
-        return self._piece(state, mu, frames, chunked, past, keep=(frames,) if keeps else ())
+        shared = self._voice_frames(state)
+        keeps = keeps and self.streams.claim(state, self._solver.past_bytes(frames) - self._solver.past_bytes(shared))
+        return self._piece(state, mu, frames, chunked, past, keep=frames if keeps else 0)
 
     def finish(self, chunk: Chunk, solved: Solved | None) -> Tensor:
         """Samples of a chunk whose piece, if it had one, is solved."""
@@ -194,7 +195,7 @@ class Stage1:
         mel = solved.mel[:, prompt_frames + state.mel_frames - frames :].float()
         self._check_mel(mel)
         state.mel_frames = frames - prompt_frames
-        state.past = solved.pasts[0] if solved.pasts else None
+        state.past = solved.past
         if state.past is None:
             self.streams.release(state)
         return mel
@@ -236,7 +237,7 @@ class Stage1:
         frames: int,
         chunked: bool,
         past: Past | None = None,
-        keep: tuple[int, ...] = (),
+        keep: int = 0,
     ) -> Piece:
         """The frames up to a count that are not in the past."""
         start = past.frames if past else 0
@@ -252,22 +253,26 @@ class Stage1:
         Unless they are kept they are solved by themselves, so that a hop is the same computation, bit for bit, whether
         its voice is known, new, or too large to be kept.
         """
-        tokens = len(state.prompt_tokens) - self._config.lookahead_tokens
-        frames = min(self._config.mel_per_token * tokens, state.prompt_mel.shape[-1])
-        frames -= frames % self._config.dit.chunk_frames
-        if frames <= 0 or not self.voices.limit_bytes:
+        frames = self._voice_frames(state)
+        if not frames:
             return None
         past = self.voices.get(state.voice)
         if past is not None:
             return past
         fits = self.voices.make_room(self._solver.past_bytes(frames))
         mu = self._flow.mu(state.prompt_tokens[None], is_last=False)
-        (solved,) = self._solver.solve([self._piece(state, mu, frames, chunked=True, keep=(frames,))])
+        (solved,) = self._solver.solve([self._piece(state, mu, frames, chunked=True, keep=frames)])
         self._check_mel(solved.mel)
-        (past,) = solved.pasts
-        if fits:
-            self.voices.put(state.voice, past)
-        return past
+        if fits and solved.past:
+            self.voices.put(state.voice, solved.past)
+        return solved.past
+
+    def _voice_frames(self, state: Stage1State) -> int:
+        """How many frames of the prompt may be kept for its voice; 0 when nothing is."""
+        tokens = len(state.prompt_tokens) - self._config.lookahead_tokens
+        frames = min(self._config.mel_per_token * tokens, state.prompt_mel.shape[-1])
+        frames -= frames % self._config.dit.chunk_frames
+        return max(0, frames) if self.voices.limit_bytes else 0
 
     def _check_mel(self, mel: Tensor) -> None:
         if not torch.isfinite(mel).all():
