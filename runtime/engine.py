@@ -59,6 +59,7 @@ class Engine:
             capacity_tokens=lambda stream: self._stage1.capacity_tokens(stream.speech.reference),
             hand_over=self._hand_over,
             on_death=self._worker_died,
+            hop_seconds=(lambda: self._worker1.hop_seconds) if resolve_extra_hops(self.settings, device) else None,
         )
         self._worker1 = Stage1Worker(
             self._stage1,
@@ -203,3 +204,8 @@ def resolve_hops(settings: EngineSettings, device: torch.device) -> HopPlan:
     if settings.hops != "auto":
         return settings.hops
     return "throughput" if device.type == "cpu" and settings.fidelity == "intended" else "latency"
+
+
+def resolve_extra_hops(settings: EngineSettings, device: torch.device) -> bool:
+    """On a CPU a stream that runs dry would only fall further behind by a hop more."""
+    return device.type != "cpu" if settings.extra_hops is None else settings.extra_hops

@@ -23,6 +23,9 @@ class EngineSettings:
     fidelity: Literal["intended", "official"] = "intended"  # official keeps the reference's oddities (spec 9)
     final_attention: Literal["full", "chunked"] = "full"  # of a stream's last chunk; official is full (spec 6.2)
     hops: Literal["auto", "latency", "throughput"] = "auto"  # auto is throughput on a CPU, unless it is to be official
+    extra_hops: bool | None = (
+        None  # for streams that would run dry: counted, not as they would sound alone; None: on GPU
+    )
     max_streams: int = 64  # spoken at the same time
     max_waiting: int = 256  # further requests that may wait for their turn
     chunk_queue: int = 4  # chunks made ahead of a consumer that does not read

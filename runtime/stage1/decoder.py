@@ -131,7 +131,7 @@ class Stage1:
         pieces: dict[Chunk, Piece] = {}
         for chunk in chunks:
             try:
-                if piece := self._begin(chunk, voices):
+                if piece := self.begin(chunk, voices):
                     pieces[chunk] = piece
             except Exception as error:  # whatever it is, it belongs to this segment
                 outcomes[chunk] = error
@@ -167,7 +167,7 @@ class Stage1:
             alone |= self._solve_all({key: piece})
         return alone
 
-    def _begin(self, chunk: Chunk, voices: Mapping[str, Past | Exception]) -> Piece | None:
+    def begin(self, chunk: Chunk, voices: Mapping[str, Past | Exception]) -> Piece | None:
         """What a chunk wants solved, or None when it brings no frame. Raises GenerationError for what cannot be."""
         state = chunk.state
         frames = self._check(chunk)
@@ -225,7 +225,7 @@ class Stage1:
     def new_mel(self, state: Stage1State, tokens: Tensor, *, is_last: bool, keep: bool = False) -> Tensor:
         """The mel frames [M, k] that these tokens add to those handed on before; possibly none."""
         chunk = Chunk(state, tokens, is_last, keep)
-        piece = self._begin(chunk, self._voices_of([chunk]))
+        piece = self.begin(chunk, self._voices_of([chunk]))
         mel = self._take(chunk, self._solver.solve([piece])[0] if piece else None)
         self._check_mel(mel)
         return mel
