@@ -58,11 +58,13 @@ def attend(
 
 
 @triton.jit
-def _take(q, k, v, visible, scale, best, weight, total, PRECISION: tl.constexpr):
+def _take(q, k, v, visible, scale, best, weight, total, MASKED: tl.constexpr, PRECISION: tl.constexpr):
     """One step of the running softmax: what is not visible gets exactly no weight."""
-    scores = tl.where(visible, tl.dot(q, k, input_precision=PRECISION) * scale, float("-inf"))
-    higher = tl.maximum(best, tl.max(scores, axis=1))
-    p = tl.exp2(scores - higher[:, None])
+    scores = tl.dot(q, k, input_precision=PRECISION)
+    if MASKED:
+        scores = tl.where(visible, scores, float("-inf"))
+    higher = tl.maximum(best, tl.max(scores, axis=1) * scale)
+    p = tl.exp2(scores * scale - higher[:, None])
     shrink = tl.exp2(best - higher)
     weight = weight * shrink + tl.sum(p, axis=1)
     total = total * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
@@ -101,7 +103,8 @@ def _attend(
     query = tl.arange(0, QUERIES)
     channel = tl.arange(0, CHANNELS)
     real = query < count
-    limit = tl.load(seen + first + query, mask=real, other=1).to(tl.int32)  # never 0, so that no row is without a key
+    limit = tl.load(seen + first + query, mask=real, other=0).to(tl.int32)
+    limit = tl.where(real, limit, tl.max(limit, axis=0))  # rows that are not stored do what the others do
     twin_start = twin.to(tl.int64) * frames
     q_row = (twin_start + first + query)[:, None]
     q = tl.load(qkv + q_row * (3 * WIDTH) + head * CHANNELS + channel[None, :], mask=real[:, None], other=0.0)
@@ -118,18 +121,25 @@ def _attend(
         place += in_block + (at % BLOCK) * (2 * WIDTH)
         k = tl.load(place[None, :] + channel[:, None], mask=there[None, :], other=0.0)
         v = tl.load(place[:, None] + WIDTH + channel[None, :], mask=there[:, None], other=0.0)
-        best, weight, total = _take(q, k, v, there[None, :], scale, best, weight, total, PRECISION)
+        best, weight, total = _take(q, k, v, there[None, :], scale, best, weight, total, True, PRECISION)
 
     own_frames = tl.max(limit, axis=0) - past_frames
+    for_all = tl.min(limit, axis=0) - past_frames  # own frames that every query of the tile sees
     keys = qkv + (twin_start + own) * (3 * WIDTH) + WIDTH + head * CHANNELS
-    for start in range(0, own_frames, KEYS):
+    unmasked = for_all // KEYS * KEYS
+    for start in range(0, unmasked, KEYS):
+        place = keys + (start + key) * (3 * WIDTH)
+        k = tl.load(place[None, :] + channel[:, None])
+        v = tl.load(place[:, None] + WIDTH + channel[None, :])
+        best, weight, total = _take(q, k, v, real, scale, best, weight, total, False, PRECISION)
+    for start in range(unmasked, own_frames, KEYS):
         at = start + key
         there = at < own_frames
         place = keys + at * (3 * WIDTH)
         k = tl.load(place[None, :] + channel[:, None], mask=there[None, :], other=0.0)
         v = tl.load(place[:, None] + WIDTH + channel[None, :], mask=there[:, None], other=0.0)
         visible = (past_frames + at)[None, :] < limit[:, None]
-        best, weight, total = _take(q, k, v, visible, scale, best, weight, total, PRECISION)
+        best, weight, total = _take(q, k, v, visible, scale, best, weight, total, True, PRECISION)
 
     place = out + q_row * WIDTH + head * CHANNELS + channel[None, :]
     tl.store(place, (total / weight[:, None]).to(out.dtype.element_ty), mask=real[:, None])

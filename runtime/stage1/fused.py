@@ -198,7 +198,7 @@ def _causal_conv(
         total += tl.load(residual + place, mask=mine, other=0.0).to(tl.float32)
     tl.store(out + place, total.to(out.dtype.element_ty), mask=mine)
     keep = tl.load(keeps + t, mask=real, other=0)
-    if tl.max(keep, axis=0) != 0:
+    if tl.max((keep != 0).to(tl.int32), axis=0) != 0:  # a place may lie before the anchor
         kept = anchor + (keep * UNIT)[:, None] + column[None, :]
         value = tl.load(x + place, mask=mine, other=0.0)
         tl.store(kept + offset * UNIT + twin * (LEFT * WIDTH), value, mask=mine & (keep != 0)[:, None])
@@ -253,7 +253,7 @@ def _turn_and_keep(
         tl.store(place, (even * c - odd * s).to(qkv.dtype.element_ty), mask=real[:, None])
         tl.store(place + 1, (odd * c + even * s).to(qkv.dtype.element_ty), mask=real[:, None])
     keep = tl.load(keeps + t, mask=real, other=0)
-    if tl.max(keep, axis=0) != 0:
+    if tl.max((keep != 0).to(tl.int32), axis=0) != 0:  # a place may lie before the anchor
         tl.debug_barrier()  # the turned keys are read back by other threads of this program
         kept = anchor + (keep * UNIT)[:, None] + offset * UNIT + twin * twin_stride
         for start in range(0, 2 * WIDTH, COLUMNS):
