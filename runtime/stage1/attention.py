@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from runtime.stage1.packing import TILE_FRAMES
+
 
 def attend(
     qkv: Tensor,
@@ -22,7 +24,6 @@ def attend(
     heads: int,
     block_frames: int,
     past_offset: int,
-    tile_frames: int,
 ) -> Tensor:
     """[2, T, 3 W] -> [2, T, W]; frames that no tile covers stay unset.
 
@@ -33,7 +34,6 @@ def attend(
     out = qkv.new_empty(twins, frames, width // 3)
     channels = width // 3 // heads
     unit = 16 // qkv.element_size()  # elements of 16 bytes: what a kernel multiplies by it, it knows to be aligned
-    wide = tile_frames >= 128
     _attend[(len(tiles), heads, twins)](
         qkv,
         out,
@@ -48,11 +48,11 @@ def attend(
         CHANNELS=channels,
         BLOCK=block_frames,
         UNIT=unit,
-        QUERIES=tile_frames,
-        KEYS=64,
+        QUERIES=TILE_FRAMES,
+        KEYS=32 if frames >= 2048 else 64,  # as was faster on an H200; 128 queries or keys were slower everywhere
         PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
-        num_warps=8 if wide else 4,
-        num_stages=2 if qkv.dtype == torch.float32 else 3,
+        num_warps=4,
+        num_stages=3 if qkv.element_size() == 2 else 2,
     )
     return out
 

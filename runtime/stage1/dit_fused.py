@@ -19,7 +19,7 @@ from runtime.stage1.dit_packed import StepVectors, block_shape, new_blocks, stac
 from runtime.stage1.fused import add_and_norm, causal_conv, conv_weight, euler_step, norm, turn_and_keep
 from runtime.stage1.graphs import GraphTable
 from runtime.stage1.noise import FLOW_FRAMES
-from runtime.stage1.packing import Capacity, Tables, ladder, lay_out, needed, room, tile_frames_of
+from runtime.stage1.packing import Capacity, Tables, ladder, lay_out, needed, room
 from runtime.stage1.past import Past, PastBlock
 from runtime.stage1.solver import Piece, Solved, schedule
 
@@ -104,8 +104,7 @@ class FusedSolver:
         kept = [new_blocks(piece, self._shape) for piece in pieces]
         inputs, graphs = self._captured_for(pieces), self.graphs
         if inputs is None or graphs is None:
-            frames = sum(piece.frames for piece in pieces)
-            inputs = self.inputs(needed(pieces, tile_frames_of(frames)))
+            inputs = self.inputs(needed(pieces))
             self.load(inputs, pieces, kept)
             self.eager_runs += 1
             return split(self.run(inputs), pieces, kept)
@@ -115,12 +114,8 @@ class FusedSolver:
 
     def _captured_for(self, pieces: Sequence[Piece]) -> Inputs | None:
         """The least inputs of a graph that have room for these pieces."""
-        frames = sum(piece.frames for piece in pieces)
-        for size in sorted(self._captured):
-            capacity = self._captured[size].capacity
-            if size >= frames and capacity.holds(needed(pieces, tile_frames_of(size))):
-                return self._captured[size]
-        return None
+        least = needed(pieces)
+        return next((self._captured[size] for size in sorted(self._captured) if room(size).holds(least)), None)
 
     def inputs(self, capacity: Capacity) -> Inputs:
         bins, told = len(self._project_out[0]), self._project_in[0].shape[1]
@@ -131,7 +126,7 @@ class FusedSolver:
     def load(self, inputs: Inputs, pieces: Sequence[Piece], kept: Sequence[Sequence[PastBlock]]) -> None:
         """Brings pieces into the inputs, in one upload and a few copies on the device."""
         capacity = inputs.capacity
-        numbers = lay_out(pieces, kept, self._shape, capacity, tile_frames_of(capacity.frames), self._anchor.data_ptr())
+        numbers = lay_out(pieces, kept, self._shape, capacity, self._anchor.data_ptr())
         if self._device.type == "cuda":
             numbers = numbers.pin_memory()
         inputs.numbers.copy_(numbers, non_blocking=True)
@@ -195,7 +190,6 @@ class FusedSolver:
             heads=self._heads,
             block_frames=shape.frames,
             past_offset=offset,
-            tile_frames=tile_frames_of(len(tables.begins)),
         )
 
 

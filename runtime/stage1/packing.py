@@ -18,6 +18,7 @@ from runtime.stage1.solver import Piece
 FRAME_TABLES = 6
 TILE_COLUMNS = 5
 PLACE_BYTES = 16
+TILE_FRAMES = 64  # queries of one program of the attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +37,6 @@ class Capacity:
         return self.frames >= other.frames and self.tiles >= other.tiles and self.past_blocks >= other.past_blocks
 
 
-def tile_frames_of(frames: int) -> int:
-    """Queries of one program of the attention: more of them read a key once, fewer keep all of a GPU busy."""
-    return 128 if frames >= 2048 else 64
-
-
 def ladder(largest_frames: int) -> list[int]:
     """Sizes of graphs: steps of 64 frames, above 1,024 of an eighth, so that 12 % of a large one are unused at most."""
     sizes, frames = [], 64
@@ -53,14 +49,14 @@ def ladder(largest_frames: int) -> list[int]:
 def room(frames: int) -> Capacity:
     """For pieces of 50 frames and more, each of which may have its own past."""
     pieces = frames // 50 + 2
-    return Capacity(frames, frames // tile_frames_of(frames) + pieces, max(64, 32 * pieces))
+    return Capacity(frames, frames // TILE_FRAMES + pieces, max(64, 32 * pieces))
 
 
-def needed(pieces: Sequence[Piece], tile_frames: int) -> Capacity:
+def needed(pieces: Sequence[Piece]) -> Capacity:
     """The least that these pieces need."""
     return Capacity(
         sum(piece.frames for piece in pieces),
-        sum(-(-piece.frames // tile_frames) for piece in pieces),
+        sum(-(-piece.frames // TILE_FRAMES) for piece in pieces),
         sum(len(piece.past.blocks) for piece in pieces if piece.past),
     )
 
@@ -91,7 +87,6 @@ def lay_out(
     kept: Sequence[Sequence[PastBlock]],
     shape: BlockShape,
     capacity: Capacity,
-    tile_frames: int,
     anchor: int,
 ) -> Tensor:
     """The numbers of the tables. `kept` are the blocks that each piece is to fill, `anchor` is an address."""
@@ -118,8 +113,8 @@ def lay_out(
             first, last = begin + number * shape.frames, begin + (number + 1) * shape.frames
             kv_keeps[first:last] = place(block.kv) + kv_row * np.arange(shape.frames)
             tail_keeps[last - shape.left : last] = place(block.tails) + tail_row * np.arange(shape.left)
-        cuts = range(begin, end, tile_frames)
-        tiles += [(cut, min(tile_frames, end - cut), begin, len(past), piece.start) for cut in cuts]
+        cuts = range(begin, end, TILE_FRAMES)
+        tiles += [(cut, min(TILE_FRAMES, end - cut), begin, len(past), piece.start) for cut in cuts]
         past += [place(block.kv) for block in piece.past.blocks] if piece.past else []
         begin = end
     begins[begin:] = np.arange(begin, capacity.frames)

@@ -13,7 +13,6 @@ SHAPE = BlockShape(
     steps=2, layers=3, frames=50, width=16, left=30, dim=24, dtype=torch.float32, device=torch.device("cpu")
 )
 ANCHOR = torch.zeros(64)
-TILE = 64
 
 
 def piece(frames: int, chunked: bool = True, blocks: int = 0, keep: int = 0) -> Piece:
@@ -23,9 +22,9 @@ def piece(frames: int, chunked: bool = True, blocks: int = 0, keep: int = 0) -> 
 
 
 def tables(pieces: list[Piece], kept: list[list[PastBlock]] | None = None, spare: int = 0) -> Tables:
-    least = needed(pieces, TILE)
+    least = needed(pieces)
     capacity = Capacity(least.frames + spare, least.tiles + 2, least.past_blocks + 3)
-    numbers = lay_out(pieces, kept or [[] for _ in pieces], SHAPE, capacity, TILE, ANCHOR.data_ptr())
+    numbers = lay_out(pieces, kept or [[] for _ in pieces], SHAPE, capacity, ANCHOR.data_ptr())
     assert len(numbers) == capacity.numbers
     return Tables.of(numbers, capacity)
 
@@ -96,4 +95,4 @@ def test_a_graph_wastes_little_and_has_room_for_whole_blocks(frames: int) -> Non
     size = min(size for size in ladder(4096) if size >= frames)
     assert size - frames <= max(63, 0.125 * frames)
     pieces = [piece(50, blocks=10) for _ in range(frames // 50)] or [piece(frames)]
-    assert room(size).holds(dataclasses.replace(needed(pieces, TILE), frames=frames))
+    assert room(size).holds(dataclasses.replace(needed(pieces), frames=frames))
