@@ -19,7 +19,7 @@ from runtime.stage1.noise import FLOW_FRAMES, NoiseBank
 from runtime.stage1.past import Past, StreamBudget, VoiceCache
 from runtime.stage1.solver import Piece, Solved
 from runtime.stage1.speed import Stretch
-from runtime.stage1.vocoder import Vocoder, VocoderState
+from runtime.stage1.vocoder import MelChunk, Vocoder, VocoderState
 from runtime.types import PreparedReference
 
 if TYPE_CHECKING:  # base.py builds what stands on this file
@@ -134,12 +134,14 @@ class Stage1:
             except Exception as error:  # whatever it is, it belongs to this segment
                 outcomes[chunk] = error
         solved = dict(zip(pieces, self._solver.solve(list(pieces.values())) if pieces else [], strict=True))
+        mels: dict[Chunk, MelChunk] = {}
         for chunk in chunks:
             if chunk not in outcomes:
                 try:
-                    outcomes[chunk] = self.finish(chunk, solved.get(chunk))
+                    mels[chunk] = self.finish(chunk, solved.get(chunk))
                 except Exception as error:  # likewise
                     outcomes[chunk] = error
+        outcomes.update(zip(mels, self._vocoder.decode_together(list(mels.values())), strict=True))
         return [outcomes[chunk] for chunk in chunks]
 
     def begin(self, chunk: Chunk) -> Piece | None:
@@ -171,13 +173,10 @@ class Stage1:
         keeps = keeps and self.streams.claim(state, self._solver.past_bytes(frames))
         return self._piece(state, mu, frames, chunked, past, keep=(frames,) if keeps else ())
 
-    def finish(self, chunk: Chunk, solved: Solved | None) -> Tensor:
-        """Samples of a chunk whose piece, if it had one, is solved."""
-        state, is_last = chunk.state, chunk.is_last
-        if is_last and not len(chunk.tokens):
-            return torch.empty(0)
-        mel = state.stretch.push(self._take(chunk, solved), is_last=is_last)
-        return self._vocoder.decode(state.vocoder, mel, is_last=is_last).cpu()
+    def finish(self, chunk: Chunk, solved: Solved | None) -> MelChunk:
+        """What the vocoder gets of a chunk whose piece, if it had one, is solved."""
+        mel = chunk.state.stretch.push(self._take(chunk, solved), is_last=chunk.is_last)
+        return MelChunk(chunk.state.vocoder, mel, chunk.is_last)
 
     @torch.inference_mode()
     def new_mel(self, state: Stage1State, tokens: Tensor, *, is_last: bool, keep: bool = False) -> Tensor:
