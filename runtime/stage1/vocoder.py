@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
@@ -186,14 +187,17 @@ class Vocoder:
     def _checked(self, rows: Sequence[Tensor]) -> list[tuple[Tensor, int, int]]:
         """Clamped samples on the CPU of [frames, 480] each, how many were clamped, and how many are no numbers."""
         samples = torch.cat(list(rows))
-        counts = torch.stack([(samples.abs() > self.audio_limit).sum(1), samples.isnan().sum(1)], 1).to(samples)
+        counts = torch.stack([(samples.abs() > self.audio_limit).sum(1), samples.isnan().sum(1)], 1)
         limited = samples.clamp(-self.audio_limit, self.audio_limit)
-        host = torch.cat([limited, counts], 1).cpu()  # the one copy, and with it the one wait
-        checked = []
-        for row in host.split([len(row) for row in rows]):
-            clipped, broken = row[:, self.samples_per_frame :].sum(0).long().tolist()
-            checked.append((row[:, : self.samples_per_frame].flatten(), clipped, broken))
-        return checked
+        # The one copy, and with it the one wait. Then numpy: torch would start threads for so much memory.
+        host = torch.cat([limited.flatten(), counts.flatten().to(samples)]).cpu().numpy()
+        waves = host[: samples.numel()].reshape(samples.shape)
+        frame_counts = host[samples.numel() :].reshape(-1, 2)
+        ends = np.cumsum([len(row) for row in rows])[:-1]
+        return [
+            (torch.from_numpy(wave.reshape(-1)), int(count[:, 0].sum()), int(count[:, 1].sum()))
+            for wave, count in zip(np.split(waves, ends), np.split(frame_counts, ends), strict=True)
+        ]
 
 
 class PlainHiFT:
