@@ -31,6 +31,7 @@ class EngineSettings:
     group_frames: int | None = None  # solved at once for several streams; None: 16,384 on a GPU, on a CPU one by one
     voice_kv_bytes: int | None = None  # what the flow may keep of prompts; None: 6 GiB on a GPU, 512 MiB on a CPU
     stream_kv_bytes: int | None = None  # and of live streams that are to hop again; None: as much
+    front_end: Literal["auto", "torch", "onnxruntime"] = "auto"  # encodes references; auto is torch on a GPU
     onnx_threads: int = 0  # 0 leaves it to onnxruntime
 
     def __post_init__(self) -> None:
@@ -58,6 +59,7 @@ _CHOICES = {
     "lm_precision": get_args(Precision),
     "flow_precision": get_args(Precision),
     "fidelity": ("intended", "official"),
+    "front_end": ("auto", "torch", "onnxruntime"),
     "hops": ("auto", "latency", "throughput"),
     "final_attention": ("full", "chunked"),
 }
