@@ -44,7 +44,7 @@ class Engine:
         self.checkpoint = checkpoint
         self.settings = settings or EngineSettings()
         self._device = device = resolve_device(self.settings.device)
-        self._frontend = Frontend(checkpoint, self.settings)
+        self._frontend = Frontend(checkpoint, self.settings, device)
         self._stage0 = build_stage0(checkpoint, self.settings, device)
         self._stage1 = build_stage1(checkpoint, self.settings, device)
         self._hops = resolve_hops(self.settings, device)

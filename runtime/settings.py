@@ -35,6 +35,7 @@ class EngineSettings:
     voice_kv_bytes: int | None = None  # what the flow may keep of prompts; None: 6 GiB on a GPU, 512 MiB on a CPU
     stream_kv_bytes: int | None = None  # and of live streams that are to hop again; None: as much
     flow_graph_bytes: int = 4 * 2**30  # what captured solves of the flow may take of a GPU; 0 captures none
+    front_end: Literal["auto", "torch", "onnxruntime"] = "auto"  # encodes references; auto is torch on a GPU
     onnx_threads: int = 0  # 0 leaves it to onnxruntime
 
     def __post_init__(self) -> None:
@@ -62,6 +63,7 @@ _CHOICES = {
     "lm_precision": get_args(Precision),
     "flow_precision": get_args(Precision),
     "fidelity": ("intended", "official"),
+    "front_end": ("auto", "torch", "onnxruntime"),
     "hops": ("auto", "latency", "throughput"),
     "final_attention": ("full", "chunked"),
 }

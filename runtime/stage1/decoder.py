@@ -20,7 +20,7 @@ from runtime.stage1.noise import FLOW_FRAMES, NoiseBank
 from runtime.stage1.past import Past, StreamBudget, VoiceCache
 from runtime.stage1.solver import Piece, Solved
 from runtime.stage1.speed import Stretch
-from runtime.stage1.vocoder import Vocoder, VocoderState
+from runtime.stage1.vocoder import MelChunk, Vocoder, VocoderState
 from runtime.types import PreparedReference
 
 if TYPE_CHECKING:  # base.py builds what stands on this file
@@ -136,15 +136,17 @@ class Stage1:
             except Exception as error:  # whatever it is, it belongs to this segment
                 outcomes[chunk] = error
         solved = self._solve_all(pieces)
+        mels: dict[Chunk, MelChunk] = {}
         finite: dict[Chunk, Tensor] = {}
         for chunk in chunks:
             if chunk not in outcomes:
                 try:
                     mel = self._take(chunk, solved.get(chunk))
                     finite[chunk] = mel.isfinite().all()
-                    outcomes[chunk] = self._sound(chunk, mel)
+                    mels[chunk] = self.finish(chunk, mel)
                 except Exception as error:  # likewise
                     outcomes[chunk] = error
+        outcomes.update(zip(mels, self._vocoder.decode_together(list(mels.values())), strict=True))
         # Asked at the end: what a GPU was given to do until here, it did without waiting for an answer.
         answers = torch.stack(list(finite.values())).tolist() if finite else []
         for chunk, is_finite in zip(finite, answers, strict=True):
@@ -213,13 +215,10 @@ class Stage1:
     def _is_chunked(self, chunk: Chunk) -> bool:
         return not chunk.is_last or self._final_attention == "chunked"
 
-    def _sound(self, chunk: Chunk, mel: Tensor) -> Tensor:
-        """Samples [S] of a chunk whose new frames are [M, k]."""
-        state, is_last = chunk.state, chunk.is_last
-        if is_last and not len(chunk.tokens):
-            return torch.empty(0)
-        mel = state.stretch.push(mel, is_last=is_last)
-        return self._vocoder.decode(state.vocoder, mel, is_last=is_last).cpu()
+    def finish(self, chunk: Chunk, mel: Tensor) -> MelChunk:
+        """What the vocoder gets of a chunk whose new frames are [M, k]."""
+        mel = chunk.state.stretch.push(mel, is_last=chunk.is_last)
+        return MelChunk(chunk.state.vocoder, mel, chunk.is_last)
 
     @torch.inference_mode()
     def new_mel(self, state: Stage1State, tokens: Tensor, *, is_last: bool, keep: bool = False) -> Tensor:

@@ -37,16 +37,18 @@ class CudaCapture:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        self._side = torch.cuda.Stream(device)  # one for all: memory of a pool is reused within a stream only
 
     def __call__(self, run: Run) -> Captured:
         """Runs twice to warm up (kernels are compiled, libraries take their workspaces), then records."""
         with torch.cuda.device(self._device):
-            current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+            current, side = torch.cuda.current_stream(), self._side
             side.wait_stream(current)
             with torch.cuda.stream(side):
                 run(), run()
             current.wait_stream(side)
             torch.cuda.synchronize()
+            torch.cuda.empty_cache()  # what the warm-up took would be counted as free
             free, _ = torch.cuda.mem_get_info()
             graph = torch.cuda.CUDAGraph()
             collecting = gc.isenabled()
