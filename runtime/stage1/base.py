@@ -55,9 +55,13 @@ class FlowEstimator(Protocol):
 class FlowSolver(Protocol):
     """Brings pieces of several streams from noise to mel: an estimator and the Euler steps around it."""
 
-    name: str
     dtype: torch.dtype
     keeps_past: bool  # whether pieces may name a past, and ask for one
+
+    @property
+    def name(self) -> str:
+        """For people, with what it counts."""
+        ...
 
     def past_bytes(self, frames: int) -> int:
         """What a past of so many frames weighs."""

@@ -53,7 +53,6 @@ class Layer:
 class FusedSolver:
     """Solves pieces together. Shares the weights of the DiT it is made from, which stays usable by itself."""
 
-    name = "fused"
     keeps_past = True
 
     @torch.inference_mode()
@@ -84,6 +83,13 @@ class FusedSolver:
         self._captured: dict[int, Inputs] = {}
         self.graphs: GraphTable[int] | None = None
         self.eager_runs = 0
+
+    @property
+    def name(self) -> str:
+        if self.graphs is None:
+            return "fused, no graphs"
+        megabytes = self.graphs.num_bytes / 2**20
+        return f"fused, {len(self.graphs)} graphs in {megabytes:.0f} MiB, {self.eager_runs} solves without one"
 
     def past_bytes(self, frames: int) -> int:
         """What a past of so many frames weighs."""

@@ -196,4 +196,5 @@ def test_graphs_stay_within_their_budget(truth):
 
 def test_auto_is_fused_on_a_gpu_and_says_what_it_captured():
     solver = build_solver(on_gpu(), EngineSettings(flow_precision="bfloat16"))
-    assert solver.name == "fused" and len(solver.graphs) == len(ladder(4096))
+    assert len(solver.graphs) == len(ladder(4096))
+    assert solver.name.startswith(f"fused, {len(ladder(4096))} graphs in ")
