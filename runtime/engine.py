@@ -66,6 +66,7 @@ class Pipeline:
             capacity_tokens=lambda stream: stage1.capacity_tokens(stream.speech.reference),
             hand_over=self._hand_over,
             on_death=self._worker_died,
+            hop_seconds=(lambda: self._worker1.hop_seconds) if resolve_extra_hops(settings, device) else None,
         )
         self._worker1 = Stage1Worker(
             stage1,
@@ -190,7 +191,7 @@ class Engine(Pipeline):
         device = resolve_device(settings.device)
         check_law(settings, checkpoint)
         self.checkpoint = checkpoint
-        self._frontend = Frontend(checkpoint, settings)
+        self._frontend = Frontend(checkpoint, settings, device)
         stage0 = build_stage0(checkpoint, settings, device)
         stage1 = build_stage1(checkpoint, settings, device)
         super().__init__(stage0, stage1, checkpoint.config, settings, device)
@@ -262,3 +263,8 @@ def resolve_hops(settings: EngineSettings, device: torch.device) -> HopPlan:
     if settings.hops != "auto":
         return settings.hops
     return "throughput" if device.type == "cpu" and settings.fidelity == "intended" else "latency"
+
+
+def resolve_extra_hops(settings: EngineSettings, device: torch.device) -> bool:
+    """On a CPU a stream that runs dry would only fall further behind by a hop more."""
+    return device.type != "cpu" if settings.extra_hops is None else settings.extra_hops

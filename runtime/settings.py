@@ -18,13 +18,16 @@ class EngineSettings:
     slot_positions: int = 4096  # prompt and tokens of one sentence, with captured; 50 MB a stream at the released size
     stage0_memory_share: float = 0.2  # of the GPU's memory, with vllm; the rest is left to stage 1
     export_folder: Path | None = None  # models written for engines that load from disk; None is ~/.cache/mynah
-    estimator: Literal["auto", "torch", "packed"] = "auto"  # auto is packed; torch is the plain one, and slower
+    estimator: Literal["auto", "torch", "packed", "fused"] = "auto"  # auto: fused on a GPU, packed elsewhere
     lm_precision: Precision = "float32"
     flow_precision: Precision = "float32"  # the vocoder stays in float32 (spec 9.31)
     fidelity: Literal["intended", "official"] = "intended"  # official keeps the reference's oddities (spec 9)
     sampling: Literal["checkpoint", "ras", "standard"] = "checkpoint"  # what requests and checkpoint have to say
     final_attention: Literal["full", "chunked"] = "full"  # of a stream's last chunk; official is full (spec 6.2)
     hops: Literal["auto", "latency", "throughput"] = "auto"  # auto is throughput on a CPU, unless it is to be official
+    extra_hops: bool | None = (
+        None  # for streams that would run dry: counted, not as they would sound alone; None: on GPU
+    )
     max_streams: int = 64  # spoken at the same time
     max_waiting: int = 256  # further requests that may wait for their turn
     chunk_queue: int = 4  # chunks made ahead of a consumer that does not read
@@ -33,6 +36,8 @@ class EngineSettings:
     group_frames: int | None = None  # solved at once for several streams; None: 16,384 on a GPU, on a CPU one by one
     voice_kv_bytes: int | None = None  # what the flow may keep of prompts; None: 6 GiB on a GPU, 512 MiB on a CPU
     stream_kv_bytes: int | None = None  # and of live streams that are to hop again; None: as much
+    flow_graph_bytes: int = 4 * 2**30  # what captured solves of the flow may take of a GPU; 0 captures none
+    front_end: Literal["auto", "torch", "onnxruntime"] = "auto"  # encodes references; auto is torch on a GPU
     onnx_threads: int = 0  # 0 leaves it to onnxruntime
     profile: Literal["none", "latency", "throughput", "whole"] = "none"  # sets what PROFILES lists
 
@@ -53,7 +58,7 @@ class EngineSettings:
                 raise EngineUnavailable(f"{name} is {given[name]}; it must be at least 1")
         if not 0 < self.stage0_memory_share < 1:
             raise EngineUnavailable(f"stage0_memory_share is {self.stage0_memory_share}; it must be between 0 and 1")
-        for name in ("voice_kv_bytes", "stream_kv_bytes"):
+        for name in ("voice_kv_bytes", "stream_kv_bytes", "flow_graph_bytes"):
             if given[name] is not None and given[name] < 0:
                 raise EngineUnavailable(f"{name} is {given[name]}; it must be 0 or more")
         if self.group_frames is not None and self.group_frames < 1:
@@ -74,10 +79,11 @@ _CHOICES = {
     "profile": ("none", *PROFILES),
     "sampling": ("checkpoint", "ras", "standard"),
     "stage0": ("auto", "torch", "captured", "vllm"),
-    "estimator": ("auto", "torch", "packed"),
+    "estimator": ("auto", "torch", "packed", "fused"),
     "lm_precision": get_args(Precision),
     "flow_precision": get_args(Precision),
     "fidelity": ("intended", "official"),
+    "front_end": ("auto", "torch", "onnxruntime"),
     "hops": ("auto", "latency", "throughput"),
     "final_attention": ("full", "chunked"),
 }
