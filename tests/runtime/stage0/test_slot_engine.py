@@ -76,7 +76,7 @@ def test_reading_prompts_never_puts_more_than_a_piece_between_two_steps():
     take(engine, spoken)
     arrivals = {1: 98, 2: 98, 3: 2 * PIECE + 30, 4: 20, 5: 250}
     for key, length in arrivals.items():
-        engine.add(key, prompt(text=[2 + key] * length, min_tokens=3, max_tokens=3), RAS, key)
+        engine.add(key, prompt(text=[2 + key] * length, min_tokens=15, max_tokens=15), RAS, key)
     steps.asked.clear()
     finish(engine, spoken)
     reads = [lengths for kind, lengths in steps.asked if kind == "read"]
@@ -84,7 +84,7 @@ def test_reading_prompts_never_puts_more_than_a_piece_between_two_steps():
     kinds = [kind for kind, _ in steps.asked]
     assert not any(pair == ("read", "read") for pair in pairwise(kinds))
     for key, length in arrivals.items():
-        alone = prompt(text=[2 + key] * length, min_tokens=3, max_tokens=3)
+        alone = prompt(text=[2 + key] * length, min_tokens=15, max_tokens=15)
         assert spoken[key] == speak(watched(lm)[0], alone, RAS, key)
 
 
