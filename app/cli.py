@@ -73,7 +73,14 @@ def _engine_flags() -> ArgumentParser:
     group.add_argument("--source", choices=("hub", "modelscope"), help="where a hub id is fetched from")
     group.add_argument("--device", help="auto, cpu, cuda or cuda:1")
     group.add_argument(
-        "--stage0", choices=("auto", "torch", "vllm"), help="what runs the language model; vllm needs the extra"
+        "--stage0",
+        choices=("auto", "torch", "captured", "vllm"),
+        help="what runs the language model; captured needs a GPU, vllm the extra",
+    )
+    group.add_argument(
+        "--profile",
+        choices=("latency", "throughput", "whole"),
+        help="soonest sound for few, most sound for many, or most without streaming",
     )
     group.add_argument("--precision", choices=get_args(Precision), help="of both stages; the vocoder stays in float32")
     group.add_argument(
@@ -123,7 +130,9 @@ def _say_flags(say: ArgumentParser) -> None:
 
 def engine_settings(args: Namespace) -> EngineSettings:
     given = vars(args)
-    chosen: dict[str, Any] = {name: given[name] for name in ("device", "stage0", "fidelity") if name in given}
+    chosen: dict[str, Any] = {
+        name: given[name] for name in ("device", "stage0", "fidelity", "profile") if name in given
+    }
     if "precision" in given:
         chosen |= {"lm_precision": given["precision"], "flow_precision": given["precision"]}
     return EngineSettings(**chosen)

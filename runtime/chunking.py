@@ -33,6 +33,7 @@ class Cut:
 
     tokens: int
     is_last: bool
+    is_extra: bool = False  # taken for want of sound: not where the count alone would have cut
 
 
 class ChunkSchedule:
@@ -40,7 +41,8 @@ class ChunkSchedule:
 
     `latency` is the official loop: 25 + pad, 50, 100, 100, ..., then the rest. `throughput` takes the same first hop
     and then everything, as each further hop solves again what was solved before; only what passes `cap_tokens` is cut
-    there, so that a long sentence does not let its listener wait.
+    there, so that a long sentence does not let its listener wait. A caller who sees that the listener will run dry may
+    ask for what there is: then the stream is cut where its clock said so, and no longer sounds as it would alone.
 
     The first chunk is longer by `pad`, which brings prompt and emitted tokens onto the 25-token grid of the streaming
     mask (spec 4.4); from there every hop is a multiple of the grid. The hop lives here and not in the model, so that
@@ -63,6 +65,7 @@ class ChunkSchedule:
         for tokens in (hop, limit):
             if tokens < grid or tokens % grid:
                 raise RequestError(f"a hop of {tokens} tokens is off the grid; choose a multiple of {grid}")
+        self._grid = grid
         self._lookahead = lookahead
         self._hop = hop
         self._hop_limit = limit
@@ -78,16 +81,24 @@ class ChunkSchedule:
         """Whether another hop is likelier than the rest: with `throughput` only in what is long already."""
         return self._hops == "latency" or self._further
 
-    def next(self, available: int, finished: bool) -> Cut | None:
-        """The next cut, when `available` tokens allow one; None to wait, and after the last."""
+    def next(self, available: int, finished: bool, *, is_urgent: bool = False) -> Cut | None:
+        """The next cut, when `available` tokens allow one; None to wait, and after the last.
+
+        `is_urgent` takes whole steps of the grid, however few, instead of waiting for a hop; never as the first.
+        """
         if self._done:
             return None
         hop = self._hop + (self._pad if self._emitted == 0 else 0)
-        if self._streaming and available - self._emitted >= hop + self._lookahead:
+        ready = available - self._emitted - self._lookahead
+        is_extra = is_urgent and not finished and self._emitted > 0 and self._grid <= ready < hop
+        if is_extra:
+            hop = ready - ready % self._grid
+        if self._streaming and ready >= hop:
             self._further = self._emitted > 0
             self._emitted += hop
-            self._hop = self._hop_limit if self._hops == "throughput" else min(self._hop_limit, 2 * self._hop)
-            return Cut(self._emitted + self._lookahead, is_last=False)
+            if not is_extra:
+                self._hop = self._hop_limit if self._hops == "throughput" else min(self._hop_limit, 2 * self._hop)
+            return Cut(self._emitted + self._lookahead, is_last=False, is_extra=is_extra)
         if not finished:
             return None
         self._done = True

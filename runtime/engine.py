@@ -10,20 +10,24 @@ stages (`stage0_worker.py`, `stage1_worker.py`), and the caller reads its end of
 
 import threading
 import time
+from dataclasses import replace
 from types import TracebackType
+from typing import Self
 
 import psutil
 import torch
 
 from runtime.checkpoint import Checkpoint
 from runtime.chunking import HopPlan
-from runtime.errors import EngineUnavailable, GenerationError, Overloaded
+from runtime.config import ModelConfig
+from runtime.errors import EngineUnavailable, GenerationError, Overloaded, RequestError
 from runtime.frontend.prepare import Frontend
 from runtime.jobs import ChunkJob
 from runtime.settings import EngineSettings
-from runtime.stage0.base import build_stage0
+from runtime.stage0.base import Stage0, build_stage0
 from runtime.stage0_worker import Stage0Worker
 from runtime.stage1.base import build_stage1
+from runtime.stage1.decoder import Stage1
 from runtime.stage1_worker import Stage1Worker
 from runtime.stream import SpeechStream
 from runtime.types import PreparedSpeech, SpeechPlan, SpeechRequest, SpokenSentence, StreamStats
@@ -36,18 +40,21 @@ HOPS: dict[HopPlan, str] = {
 }
 
 
-class Engine:
-    """Loads a checkpoint and speaks requests. Methods may be called from any thread."""
+class Pipeline:
+    """Both stages and their workers: prepared speech in, sound out. Methods may be called from any thread.
 
-    def __init__(self, checkpoint: Checkpoint, settings: EngineSettings | None = None) -> None:
-        """Raises CheckpointError or EngineUnavailable; afterwards the engine is ready."""
-        self.checkpoint = checkpoint
-        self.settings = settings or EngineSettings()
-        self._device = device = resolve_device(self.settings.device)
-        self._frontend = Frontend(checkpoint, self.settings)
-        self._stage0 = build_stage0(checkpoint, self.settings, device)
-        self._stage1 = build_stage1(checkpoint, self.settings, device)
-        self._hops = resolve_hops(self.settings, device)
+    On a GPU each worker has a CUDA stream of its own and none works on the default one, so that the stages run beside
+    each other; the language model's goes first, since its steps are short and others wait for them.
+    """
+
+    def __init__(
+        self, stage0: Stage0, stage1: Stage1, config: ModelConfig, settings: EngineSettings, device: torch.device
+    ) -> None:
+        self.settings = settings
+        self._config, self._device = config, device
+        self._stage0, self._stage1 = stage0, stage1
+        self._hops = resolve_hops(settings, device)
+        self._group_frames = settings.group_frames or GROUP_FRAMES[device.type]
         self._lock = threading.Lock()
         self._streams: set[SpeechStream] = set()
         self._closed: str | None = None  # why no more requests are taken
@@ -55,46 +62,36 @@ class Engine:
         may_step = threading.Event()
         may_step.set()
         self._worker0 = Stage0Worker(
-            self._stage0,
-            checkpoint.config,
+            stage0,
+            config,
             hops=self._hops,
-            max_streams=self.settings.max_streams,
-            capacity_tokens=lambda stream: self._stage1.capacity_tokens(stream.speech.reference),
+            max_streams=settings.max_streams,
+            capacity_tokens=lambda stream: stage1.capacity_tokens(stream.speech.reference),
             hand_over=self._hand_over,
             may_step=may_step,
             on_death=self._worker_died,
+            hop_seconds=(lambda: self._worker1.hop_seconds) if resolve_extra_hops(settings, device) else None,
         )
         self._worker1 = Stage1Worker(
-            self._stage1,
-            frame_limit=self.settings.group_frames or GROUP_FRAMES[device.type],
-            sentence_pause_seconds=self.settings.sentence_pause_seconds,
+            stage1,
+            frame_limit=self._group_frames,
+            sentence_pause_seconds=settings.sentence_pause_seconds,
             on_sentence=lambda stream, sentence: self._worker0.post(self._worker0.sentence_begun, stream, sentence),
             others_may_work=may_step if device.type == "cpu" else None,
             on_death=self._worker_died,
         )
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # what was loaded on the default stream is there
+            self._worker0.cuda_stream = torch.cuda.Stream(device, priority=-1)
+            self._worker1.cuda_stream = torch.cuda.Stream(device)
         self._worker0.start()
         self._worker1.start()
 
-    def prepare(self, request: SpeechRequest) -> PreparedSpeech:
-        """Everything before the stages. Raises RequestError for what the caller can fix."""
-        return self._frontend.prepare(request)
-
-    def plan(self, request: SpeechRequest) -> SpeechPlan:
-        """The sentences as they will be spoken, with estimated lengths. Looks at the text alone: any reference will do.
-
-        Raises RequestError for a text, word list, transcript or instruction that cannot be spoken.
-        """
-        return self._frontend.plan(request)
-
-    def stream(self, request: SpeechRequest) -> SpeechStream:
-        """Prepares a request now and speaks it once the stream is entered.
-
-        Raises RequestError for bad input, Overloaded when too many requests are in hand.
-        """
-        requested_at = time.monotonic()
-        self._check_open()
-        speech = self.prepare(request)
-        rate = self.checkpoint.config.sample_rate
+    def speak(self, speech: PreparedSpeech, requested_at: float | None = None) -> SpeechStream:
+        """A stream of what `Engine.prepare` gave, spoken once it is entered. Raises Overloaded then, if need be."""
+        began = time.monotonic()
+        requested_at = began if requested_at is None else requested_at
+        rate = self._config.sample_rate
         stats = StreamStats(
             mode=speech.mode,
             seed=speech.seed,
@@ -102,7 +99,7 @@ class Engine:
             sentences=len(speech.sentences),
             sample_rate=rate,
             spoken=[SpokenSentence(each.text, each.expected_seconds, rate, each.written) for each in speech.sentences],
-            prepare_seconds=time.monotonic() - requested_at,
+            prepare_seconds=began - requested_at,
             warnings=list(speech.warnings),
         )
         return SpeechStream(
@@ -116,14 +113,15 @@ class Engine:
         )
 
     def describe(self) -> dict[str, str]:
-        """What is live: engines, devices and precision as they were resolved."""
+        """What is live: engines, devices, precision and limits as they were resolved."""
         return {
-            "model": self.checkpoint.folder.name,
-            "language model": self.checkpoint.lm_name,
+            "profile": self.settings.profile,
             "fidelity": self.settings.fidelity,
-            **self._frontend.describe(),
+            "sampling law": self.settings.sampling,
+            "streams": f"{self.settings.max_streams} spoken at a time, {self.settings.max_waiting} waiting",
             **{f"stage 0 {name}": value for name, value in self._stage0.describe().items()},
             **self._stage1.describe(),
+            "group": f"{self._group_frames} frames",
             "hops": HOPS[self._hops],
         }
 
@@ -145,8 +143,9 @@ class Engine:
         self._shut("the engine was closed")
         self._worker0.stop()
         self._worker1.stop()
+        self._stage0.close()
 
-    def __enter__(self) -> "Engine":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -188,6 +187,67 @@ class Engine:
             raise EngineUnavailable(self._closed)
 
 
+class Engine(Pipeline):
+    """Loads a checkpoint and speaks requests. Methods may be called from any thread."""
+
+    def __init__(self, checkpoint: Checkpoint, settings: EngineSettings | None = None) -> None:
+        """Raises CheckpointError or EngineUnavailable; afterwards the engine is ready."""
+        settings = settings or EngineSettings()
+        device = resolve_device(settings.device)
+        check_law(settings, checkpoint)
+        self.checkpoint = checkpoint
+        self._frontend = Frontend(checkpoint, settings, device)
+        stage0 = build_stage0(checkpoint, settings, device)
+        stage1 = build_stage1(checkpoint, settings, device)
+        super().__init__(stage0, stage1, checkpoint.config, settings, device)
+
+    def prepare(self, request: SpeechRequest) -> PreparedSpeech:
+        """Everything before the stages. Raises RequestError for what the caller can fix."""
+        if self.settings.profile == "whole":
+            request = replace(request, streaming=False)
+        speech = self._frontend.prepare(request)
+        law = self.settings.sampling
+        if law not in ("checkpoint", speech.sampling.method):
+            raise RequestError(f"the request asks for {speech.sampling.method} sampling, the engine draws by {law}")
+        return speech
+
+    def plan(self, request: SpeechRequest) -> SpeechPlan:
+        """The sentences as they will be spoken, with estimated lengths. Looks at the text alone: any reference will do.
+
+        Raises RequestError for a text, word list, transcript or instruction that cannot be spoken.
+        """
+        return self._frontend.plan(request)
+
+    def stream(self, request: SpeechRequest) -> SpeechStream:
+        """Prepares a request now and speaks it once the stream is entered.
+
+        Raises RequestError for bad input, Overloaded when too many requests are in hand.
+        """
+        requested_at = time.monotonic()
+        self._check_open()
+        return self.speak(self.prepare(request), requested_at)
+
+    def describe(self) -> dict[str, str]:
+        return {
+            "model": self.checkpoint.folder.name,
+            "language model": self.checkpoint.lm_name,
+            **self._frontend.describe(),
+            **super().describe(),
+        }
+
+
+def check_law(settings: EngineSettings, checkpoint: Checkpoint) -> None:
+    """Raises EngineUnavailable when settings and checkpoint name different laws of the next token.
+
+    The recipe of every checkpoint of this family tunes repetition-aware sampling (spec 3.4).
+    """
+    if settings.sampling == "standard":
+        raise EngineUnavailable(
+            f"the settings ask for standard sampling, the checkpoint {checkpoint.folder.name} is made for ras; "
+            "choose ras or checkpoint as sampling"
+        )
+
+
 def resolve_device(name: str) -> torch.device:
     """`auto` is the GPU where there is one. Raises EngineUnavailable for a device that is not here."""
     if name == "auto":
@@ -208,3 +268,8 @@ def resolve_hops(settings: EngineSettings, device: torch.device) -> HopPlan:
     if settings.hops != "auto":
         return settings.hops
     return "throughput" if device.type == "cpu" and settings.fidelity == "intended" else "latency"
+
+
+def resolve_extra_hops(settings: EngineSettings, device: torch.device) -> bool:
+    """On a CPU a stream that runs dry would only fall further behind by a hop more."""
+    return device.type != "cpu" if settings.extra_hops is None else settings.extra_hops

@@ -1,8 +1,8 @@
 """How we run a model: engines, devices, precision, limits. Built once, in launch.py, and passed down."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from runtime.errors import EngineUnavailable
 
@@ -14,16 +14,21 @@ class EngineSettings:
     """One engine in one process."""
 
     device: str = "auto"  # auto, cpu, cuda, cuda:1
-    stage0: Literal["auto", "torch", "vllm"] = "auto"
+    stage0: Literal["auto", "torch", "captured", "vllm"] = "auto"  # auto is captured on a GPU, torch elsewhere
+    slot_positions: int = 4096  # prompt and tokens of one sentence, with captured; 50 MB a stream at the released size
     stage0_memory_share: float = 0.2  # of the GPU's memory, with vllm; the rest is left to stage 1
     export_folder: Path | None = None  # models written for engines that load from disk; None is ~/.cache/mynah
-    estimator: Literal["auto", "torch", "packed", "tensorrt"] = "auto"  # auto is packed; torch is plain and slower
+    estimator: Literal["auto", "torch", "packed", "fused", "tensorrt"] = "auto"  # auto: fused on a GPU, else packed
     estimator_onnx: Path | None = None  # for tensorrt: flow.decoder.estimator.fp32.onnx in place of our own export
     lm_precision: Precision = "float32"
     flow_precision: Precision = "float32"  # the vocoder stays in float32 (spec 9.31)
     fidelity: Literal["intended", "official"] = "intended"  # official keeps the reference's oddities (spec 9)
+    sampling: Literal["checkpoint", "ras", "standard"] = "checkpoint"  # what requests and checkpoint have to say
     final_attention: Literal["full", "chunked"] = "full"  # of a stream's last chunk; official is full (spec 6.2)
     hops: Literal["auto", "latency", "throughput"] = "auto"  # auto is throughput on a CPU, unless it is to be official
+    extra_hops: bool | None = (
+        None  # for streams that would run dry: counted, not as they would sound alone; None: on GPU
+    )
     max_streams: int = 64  # spoken at the same time
     max_waiting: int = 256  # further requests that may wait for their turn
     chunk_queue: int = 4  # chunks made ahead of a consumer that does not read
@@ -32,14 +37,24 @@ class EngineSettings:
     group_frames: int | None = None  # solved at once for several streams; None: 16,384 on a GPU, on a CPU one by one
     voice_kv_bytes: int | None = None  # what the flow may keep of prompts; None: 6 GiB on a GPU, 512 MiB on a CPU
     stream_kv_bytes: int | None = None  # and of live streams that are to hop again; None: as much
+    flow_graph_bytes: int = 4 * 2**30  # what captured solves of the flow may take of a GPU; 0 captures none
+    front_end: Literal["auto", "torch", "onnxruntime"] = "auto"  # encodes references; auto is torch on a GPU
     onnx_threads: int = 0  # 0 leaves it to onnxruntime
+    profile: Literal["none", "latency", "throughput", "whole"] = "none"  # sets what PROFILES lists
 
     def __post_init__(self) -> None:
+        given = asdict(self)
+        for name, value in PROFILES.get(self.profile, {}).items():
+            if given[name] not in (value, _DEFAULTS[name]):
+                raise EngineUnavailable(
+                    f"the profile {self.profile} sets {name} to {value}, not {given[name]}; leave one of them out"
+                )
+            object.__setattr__(self, name, value)
         given = asdict(self)
         for name, choices in _CHOICES.items():
             if given[name] not in choices:
                 raise EngineUnavailable(f"{name} is {given[name]!r}; choose {' or '.join(choices)}")
-        for name in ("max_streams", "max_waiting", "chunk_queue"):
+        for name in ("max_streams", "max_waiting", "chunk_queue", "slot_positions"):
             if given[name] < 1:
                 raise EngineUnavailable(f"{name} is {given[name]}; it must be at least 1")
         if self.estimator_onnx is not None:
@@ -49,7 +64,7 @@ class EngineSettings:
                 raise EngineUnavailable(f"final_attention is chunked, but {self.no_streaming}")
         if not 0 < self.stage0_memory_share < 1:
             raise EngineUnavailable(f"stage0_memory_share is {self.stage0_memory_share}; it must be between 0 and 1")
-        for name in ("voice_kv_bytes", "stream_kv_bytes"):
+        for name in ("voice_kv_bytes", "stream_kv_bytes", "flow_graph_bytes"):
             if given[name] is not None and given[name] < 0:
                 raise EngineUnavailable(f"{name} is {given[name]}; it must be 0 or more")
         if self.group_frames is not None and self.group_frames < 1:
@@ -68,12 +83,23 @@ class EngineSettings:
         )
 
 
+# What belongs together: how many streams are admitted (and with that the graphs of stage 0), how many frames stage 1
+# solves at once, where streams are cut, and by which law tokens are drawn.
+PROFILES: dict[str, dict[str, Any]] = {
+    "latency": {"max_streams": 16, "group_frames": 4096, "hops": "latency", "sampling": "ras"},
+    "throughput": {"max_streams": 64, "group_frames": 16_384, "hops": "throughput", "sampling": "ras"},
+    "whole": {"max_streams": 64, "group_frames": 32_768, "hops": "throughput", "sampling": "ras"},  # and no chunks
+}
+_DEFAULTS = {one.name: one.default for one in fields(EngineSettings)}
 _CHOICES = {
-    "stage0": ("auto", "torch", "vllm"),
-    "estimator": ("auto", "torch", "packed", "tensorrt"),
+    "profile": ("none", *PROFILES),
+    "sampling": ("checkpoint", "ras", "standard"),
+    "stage0": ("auto", "torch", "captured", "vllm"),
+    "estimator": ("auto", "torch", "packed", "fused", "tensorrt"),
     "lm_precision": get_args(Precision),
     "flow_precision": get_args(Precision),
     "fidelity": ("intended", "official"),
+    "front_end": ("auto", "torch", "onnxruntime"),
     "hops": ("auto", "latency", "throughput"),
     "final_attention": ("full", "chunked"),
 }

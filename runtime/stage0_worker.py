@@ -23,6 +23,8 @@ from runtime.types import EndReason, Sentence, TokenStep
 from runtime.worker import Worker
 
 log = logging.getLogger(__name__)
+SPARE_SECONDS = 0.05  # ahead of the last moment at which an extra hop could be taken
+VOCODER_DELAY_SECONDS = 0.16  # frames it holds back at the end of a hop (spec 9.34)
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +39,8 @@ class Speaking:
     thinner: SilenceThinner | None = None
     segment: Segment | None = None
     opened: bool = False  # a job of this sentence was handed on
+    handed_tokens: int = 0  # of all sentences, that will be heard without a further piece
+    cut_tokens: int = 0  # likewise, of the segment
 
 
 class Stage0Worker(Worker):
@@ -56,9 +60,15 @@ class Stage0Worker(Worker):
         hand_over: Callable[[ChunkJob], None],
         may_step: threading.Event,
         on_death: Callable[[BaseException], None],
+        hop_seconds: Callable[[], float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`may_step` is clear while the cores are needed elsewhere."""
+        """`may_step` is clear while the cores are needed elsewhere. `hop_seconds` is how long stage 1 takes at present;
+        given, a stream that would run dry takes an extra hop.
+        """
         super().__init__("mynah-stage0", on_death)
+        self._hop_seconds = hop_seconds
+        self._clock = clock
         self._stage0 = stage0
         self._config = config
         self._hops = hops
@@ -206,7 +216,12 @@ class Stage0Worker(Worker):
         segment = speaking.segment
         assert segment is not None
         is_final = speaking.sentence + 1 == len(speaking.stream.speech.sentences)
-        while cut := segment.schedule.next(len(segment.tokens), finished):
+        is_urgent = not finished and self._runs_dry(speaking)
+        while cut := segment.schedule.next(len(segment.tokens), finished, is_urgent=is_urgent):
+            speaking.stream.stats.extra_hops += cut.is_extra
+            heard = cut.tokens - (0 if cut.is_last else self._config.flow.lookahead_tokens)
+            speaking.handed_tokens += heard - speaking.cut_tokens
+            speaking.cut_tokens = 0 if cut.is_last else heard
             self._hand_over(
                 ChunkJob(
                     speaking.stream,
@@ -221,6 +236,16 @@ class Stage0Worker(Worker):
                 )
             )
             speaking.opened = True
+
+    def _runs_dry(self, speaking: Speaking) -> bool:
+        """Whether the listener will have heard all that was handed on before a piece cut now could sound."""
+        if self._hop_seconds is None:
+            return False
+        seconds = (
+            speaking.handed_tokens / self._config.token_rate / speaking.stream.speech.speed - VOCODER_DELAY_SECONDS
+        )
+        played = speaking.stream.played_at(seconds)
+        return played is not None and played - self._clock() < self._hop_seconds() + SPARE_SECONDS
 
     def _new_segment(self, stream: SpeechStream) -> Segment:
         return Segment(

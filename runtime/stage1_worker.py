@@ -47,6 +47,12 @@ class Stage1Worker(Worker):
         self._on_sentence = on_sentence
         self._others_may_work = others_may_work
         self._jobs: dict[SpeechStream, deque[ChunkJob]] = {}
+        self._group_seconds = 0.05  # of late, until there were some
+
+    @property
+    def hop_seconds(self) -> float:
+        """How long a piece handed over now is likely to take: it waits for one group and is part of the next."""
+        return 2 * self._group_seconds
 
     # Calls from other threads, through `post`
 
@@ -90,6 +96,7 @@ class Stage1Worker(Worker):
             if self._others_may_work:
                 self._others_may_work.set()
         seconds = time.perf_counter() - began
+        self._group_seconds += 0.25 * (seconds - self._group_seconds)
         for job, chunk, outcome in zip(opened, chunks, outcomes, strict=True):
             job.stream.stats.stage1_seconds += seconds
             try:

@@ -97,6 +97,11 @@ class SpeechStream:
             return self._requested_at
         return self._requested_at + stats.first_audio_seconds + stats.audio_seconds
 
+    def played_at(self, seconds: float) -> float | None:
+        """When so much sound will have been played, of time.monotonic; None before the first was delivered."""
+        first = self.stats.first_audio_seconds
+        return None if first is None else self._requested_at + first + seconds
+
     def deliver(
         self,
         samples: np.ndarray,

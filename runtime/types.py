@@ -235,6 +235,7 @@ class StreamStats:
     tokens: int = 0  # speech tokens that reached stage 1
     dropped_tokens: int = 0  # silent or illegal ones that did not
     chunks: int = 0
+    extra_hops: int = 0  # cuts taken because the listener would have run dry: the sound is not that of an idle engine
     samples: int = 0
     clipped_samples: int = 0
     length_capped: list[int] = field(default_factory=list)  # sentences that the length limit cut

@@ -17,10 +17,9 @@ from runtime.checkpoint import Checkpoint
 from runtime.config import RasConfig
 from runtime.errors import CheckpointError, RequestError
 from runtime.frontend.audio import check_reference, resample
+from runtime.frontend.encoders import build_encoders
 from runtime.frontend.mel import PromptMel
 from runtime.frontend.reference_cache import ReferenceCache, clip_key
-from runtime.frontend.speaker import SpeakerEncoder
-from runtime.frontend.speech_tokens import SpeechTokenizer
 from runtime.frontend.splitting import is_only_punctuation
 from runtime.frontend.text import Piece, TextFrontend, notices, strip_marker
 from runtime.frontend.tokenizer import TextTokenizer
@@ -51,7 +50,8 @@ MIN_RATIO, MAX_RATIO = 2, 20  # speech tokens per text token (spec 3.3)
 class Frontend:
     """Owns the text and audio models of a checkpoint and a cache of prepared voices. Safe to call from many threads."""
 
-    def __init__(self, checkpoint: Checkpoint, settings: EngineSettings) -> None:
+    def __init__(self, checkpoint: Checkpoint, settings: EngineSettings, device: torch.device) -> None:
+        """`device` is the engine's; the settings say whether references are encoded there."""
         self._config = checkpoint.config
         self._fidelity = settings.fidelity
         self._official = settings.fidelity == "official"
@@ -62,18 +62,13 @@ class Frontend:
                 f"vocab_size {self._config.lm.qwen.vocab_size}"
             )
         self._text = TextFrontend(self._tokenizer.count, self._tokenizer.special_tokens)
-        self._speech_tokenizer = SpeechTokenizer(
-            checkpoint.speech_tokenizer, threads=settings.onnx_threads, codebook=self._config.lm.speech_tokens
-        )
-        self._speaker_encoder = SpeakerEncoder(
-            checkpoint.speaker_encoder, threads=settings.onnx_threads, embedding_size=self._config.speaker_dim
-        )
-        self._prompt_mel = PromptMel(self._config.mel)
+        self._encoders = build_encoders(checkpoint, settings, device)
+        self._prompt_mel = PromptMel(self._config.mel).to(self._encoders.device)
         self._cache = ReferenceCache(settings.reference_cache_bytes)
-        self._identity = (checkpoint.fingerprint, self._speech_tokenizer.identity, self._speaker_encoder.identity)
+        self._identity = (checkpoint.fingerprint, *self._encoders.identity)
 
     def describe(self) -> dict[str, str]:
-        return {"front end": self._speech_tokenizer.identity}
+        return {"front end": self._encoders.name}
 
     def prepare(self, request: SpeechRequest) -> PreparedSpeech:
         """Raises RequestError for anything the caller can fix; nothing has run on the stages then."""
@@ -100,8 +95,9 @@ class Frontend:
             source, notes = check_reference(request.source, trim=request.trim, name="source")
             # The reference converts voices without aligning tokens and mel, which shifts the result (spec 9.21).
             reference = self._reference(clip, align=not self._official)
-            samples = resample(_tensor(source), source.sample_rate, MODEL_RATE)
-            tokens = self._speech_tokenizer.encode(samples)
+            with self._encoders.apart():
+                samples = resample(self._samples(source), source.sample_rate, MODEL_RATE)
+                tokens = self._encoders.tokens.encode(samples)
             sentences = (Sentence("", tokens=tokens, expected_seconds=source.seconds / request.speed),)
         warnings += notes
         return PreparedSpeech(
@@ -203,15 +199,20 @@ class Frontend:
         return self._cache.get(key, lambda: self._extract(clip, key, align))
 
     def _extract(self, clip: AudioClip, key: str, align: bool) -> PreparedReference:
-        samples = _tensor(clip)
-        samples_16k = resample(samples, clip.sample_rate, MODEL_RATE)  # each from the original (spec 9.20)
-        samples_24k = resample(samples, clip.sample_rate, self._config.sample_rate)
-        tokens, mel = self._speech_tokenizer.encode(samples_16k), self._prompt_mel(samples_24k)
+        with self._encoders.apart():
+            samples = self._samples(clip)
+            samples_16k = resample(samples, clip.sample_rate, MODEL_RATE)  # each from the original (spec 9.20)
+            samples_24k = resample(samples, clip.sample_rate, self._config.sample_rate)
+            tokens, mel = self._encoders.tokens.encode(samples_16k), self._prompt_mel(samples_24k).cpu()
+            vector = self._encoders.speaker.embed(samples_16k)
         if align:  # spec 2.6
             ratio = self._config.flow.mel_per_token
             length = min(len(mel) // ratio, len(tokens))
             tokens, mel = tokens[:length], mel[: length * ratio]
-        return PreparedReference(tokens, mel.contiguous(), self._speaker_encoder.embed(samples_16k), key)
+        return PreparedReference(tokens, mel.contiguous(), vector, key)
+
+    def _samples(self, clip: AudioClip) -> Tensor:
+        return torch.from_numpy(clip.samples).to(self._encoders.device)
 
 
 def _check_settings(request: SpeechRequest) -> None:
@@ -224,7 +225,3 @@ def _check_settings(request: SpeechRequest) -> None:
 def checkpoint_sampling(ras: RasConfig) -> SamplingParams:
     """The sampling a checkpoint was tuned for."""
     return SamplingParams("ras", top_p=ras.top_p, top_k=ras.top_k, window=ras.win_size, repeat_threshold=ras.tau_r)
-
-
-def _tensor(clip: AudioClip) -> Tensor:
-    return torch.from_numpy(clip.samples)

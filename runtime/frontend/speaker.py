@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runtime.errors import GenerationError
+from runtime.errors import EngineUnavailable, GenerationError
 from runtime.frontend.mel import KaldiFbank
 from runtime.frontend.onnx_file import CPU, OnnxFile, export_onnx
+from runtime.frontend.onnx_weights import OnnxLayer, fill, read_layers
 
 SEGMENT_FRAMES = 100  # after the first stride: 2 s of sound share one context
 HEAD_CHANNELS = 32
@@ -31,11 +32,32 @@ class SpeakerEncoder:
         """16 kHz samples [n] -> speaker vector [E] float32. Raises GenerationError when the file breaks its promise."""
         fbank = self._fbank(samples.float().cpu())[None]  # [1, T, 80]
         vector = torch.from_numpy(self._model.run(fbank.numpy()).reshape(-1)).float()
-        if len(vector) != self._embedding_size or not vector.isfinite().all():
-            raise GenerationError(
-                f"{self._model.name} gave a vector of {len(vector)} values; {self._embedding_size} finite ones were due"
-            )
-        return vector
+        return _checked(vector, self._embedding_size, self._model.name)
+
+
+class TorchSpeakerEncoder:
+    """The net on a device, with the weights of the ONNX file. Threads may share it."""
+
+    def __init__(self, net: "CAMPPlus", device: torch.device, name: str, embedding_size: int = 192) -> None:
+        """`name` is that of the file the weights are from."""
+        self._net = net.to(device).eval()
+        self._fbank = KaldiFbank(self._net.config.feat_dim).to(device)
+        self._embedding_size = embedding_size
+        self._device = device
+        self._name = name
+        self.identity = f"{name}@torch-{device.type}"
+
+    @torch.inference_mode()
+    def embed(self, samples: Tensor) -> Tensor:
+        """As `SpeakerEncoder.embed`; samples may lie on the device."""
+        vector = self._net(self._fbank(samples.to(self._device, torch.float32))[None])[0].cpu()
+        return _checked(vector, self._embedding_size, self._name)
+
+
+def _checked(vector: Tensor, size: int, name: str) -> Tensor:
+    if len(vector) != size or not vector.isfinite().all():
+        raise GenerationError(f"{name} gave a vector of {len(vector)} values; {size} finite ones were due")
+    return vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,3 +235,37 @@ def export_speaker_encoder(net: CAMPPlus, path: Path) -> None:
     fbank = torch.zeros(1, 350, net.config.feat_dim, device=next(net.parameters()).device)
     free = {1: torch.export.Dim("frames", min=8, max=30_000)}
     export_onnx(net, path, {"input": fbank}, output="output", dynamic=[free])
+
+
+def net_of(path: Path) -> CAMPPlus:
+    """The net with the weights of an ONNX file, on the CPU. Raises EngineUnavailable when they do not fit."""
+    layers = read_layers(path)
+    config = _config_of([layer for layer in layers if layer.kind == "conv" and layer.arrays[0].ndim == 3], path.name)
+    with torch.device("meta"):
+        net = CAMPPlus(config).eval()
+    fill(net, layers, lambda net: net(torch.zeros(1, SEGMENT_FRAMES, config.feat_dim)))
+    return net.eval().requires_grad_(False)
+
+
+def _config_of(convs: list[OnnxLayer], name: str) -> CAMPPlusConfig:
+    """Sizes from the convolutions over time: the first, four to a dense layer, one behind each block, the last."""
+    shapes = [conv.arrays[0].shape for conv in convs]
+    local = [index for index, shape in enumerate(shapes) if shape[2] == 3]
+    if not local or shapes[0][2] != 5:
+        raise EngineUnavailable(f"{name} has another architecture: its convolutions over time are {shapes[:4]}")
+    growth, bottleneck, _ = shapes[local[0]]
+    blocks: list[tuple[int, int]] = []
+    before = 0
+    for index in local:  # the way into a dense layer is the nearest product before it that is as wide as it reads
+        into = [shape for shape in shapes[:index] if shape[2] == 1 and shape[0] == bottleneck]
+        if not into:
+            raise EngineUnavailable(f"{name} has another architecture: a dense layer has no way in")
+        channels = into[-1][1]
+        dilation = convs[index].geometry[1][0]  # type: ignore[index]
+        if channels == before + growth and blocks:
+            blocks[-1] = (blocks[-1][0] + 1, dilation)
+        else:
+            blocks.append((1, dilation))
+        before = channels
+    feat_dim = shapes[0][1] * 8 // HEAD_CHANNELS
+    return CAMPPlusConfig(feat_dim, shapes[-1][0], growth, bottleneck // growth, shapes[0][0], tuple(blocks))

@@ -1,5 +1,7 @@
 """Reference audio -> speech tokens, 25 per second (spec 2.3): the checkpoint's ONNX file, and the same net in torch.
 
+onnxruntime is the reference and the way of a CPU; on a GPU the net takes its weights from the file.
+
 Shapes: B clips, T log-mel frames (100 Hz), P = ceil(ceil(T / 2) / 2) tokens, D width, H heads. A token is a number of
 eight ternary digits: 3^8 = 6561 of them.
 """
@@ -13,12 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runtime.errors import GenerationError
+from runtime.errors import EngineUnavailable, GenerationError
 from runtime.frontend.mel import WhisperLogMel
 from runtime.frontend.onnx_file import CPU, OnnxFile, export_onnx
+from runtime.frontend.onnx_weights import fill, read_layers
 
 DIGITS = 8
 CODEBOOK = 3**DIGITS
+HEAD_WIDTH = 64  # channels of an attention head, in every size of the net
 LEVEL_SCALE = 0.9990000128746033  # keeps the outer digits off the rounding edge (spec 2.3)
 
 
@@ -37,11 +41,36 @@ class SpeechTokenizer:
         frames = feats.shape[-1]
         ids = self._model.run(feats.numpy(), np.array([frames], np.int32))
         tokens = torch.from_numpy(ids.reshape(-1).astype(np.int64))
-        if len(tokens) != token_count(frames):
-            raise GenerationError(f"{self._model.name} gave {len(tokens)} tokens, {token_count(frames)} were due")
-        if ((tokens < 0) | (tokens >= self._codebook)).any():
-            raise GenerationError(f"{self._model.name} gave a token outside 0..{self._codebook - 1}")
-        return tokens
+        return _checked(tokens, frames, self._codebook, self._model.name)
+
+
+class TorchSpeechTokenizer:
+    """The net on a device, with the weights of the ONNX file. Threads may share it."""
+
+    def __init__(self, net: "SpeechTokenizerNet", device: torch.device, name: str, codebook: int = CODEBOOK) -> None:
+        """`name` is that of the file the weights are from."""
+        self._net = net.to(device).eval()
+        self._log_mel = WhisperLogMel(self._net.config.mel_bins).to(device)
+        self._codebook = codebook
+        self._device = device
+        self._name = name
+        self.identity = f"{name}@torch-{device.type}"
+
+    @torch.inference_mode()
+    def encode(self, samples: Tensor) -> Tensor:
+        """As `SpeechTokenizer.encode`; samples may lie on the device."""
+        feats = self._log_mel(samples.to(self._device, torch.float32)[None])
+        frames = feats.shape[-1]
+        tokens = self._net(feats, torch.full((1,), frames, device=self._device))[0].long().cpu()
+        return _checked(tokens, frames, self._codebook, self._name)
+
+
+def _checked(tokens: Tensor, frames: int, codebook: int, name: str) -> Tensor:
+    if len(tokens) != token_count(frames):
+        raise GenerationError(f"{name} gave {len(tokens)} tokens, {token_count(frames)} were due")
+    if ((tokens < 0) | (tokens >= codebook)).any():
+        raise GenerationError(f"{name} gave a token outside 0..{codebook - 1}")
+    return tokens
 
 
 def token_count(frames: int) -> int:
@@ -189,3 +218,18 @@ def export_speech_tokenizer(net: SpeechTokenizerNet, path: Path) -> None:
     lengths = torch.tensor([203], dtype=torch.int32, device=device)
     free = {2: torch.export.Dim("frames", min=4, max=30_000)}
     export_onnx(net, path, {"feats": feats, "feats_length": lengths}, output="indices", dynamic=[free, {}])
+
+
+def net_of(path: Path) -> SpeechTokenizerNet:
+    """The net with the weights of an ONNX file, on the CPU. Raises EngineUnavailable when they do not fit."""
+    layers = read_layers(path)
+    convs = [layer.arrays[0].shape for layer in layers if layer.kind == "conv"]
+    depthwise = [shape for shape in convs if shape[1] == 1]
+    if len(convs) != len(depthwise) + 2 or not depthwise:
+        raise EngineUnavailable(f"{path.name} has another architecture: its convolutions are {convs[:4]}")
+    width, mel_bins, _ = convs[0]
+    config = SpeechTokenizerConfig(mel_bins, width, max(1, width // HEAD_WIDTH), len(depthwise), depthwise[0][2])
+    with torch.device("meta"):
+        net = SpeechTokenizerNet(config)
+    fill(net, layers, lambda net: net(torch.zeros(1, mel_bins, 8), torch.full((1,), 8)))
+    return net.eval().requires_grad_(False)

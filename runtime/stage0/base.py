@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
@@ -45,15 +46,30 @@ class Stage0(Protocol):
         """What is live, for people and benchmarks: engine, device, precision and so on."""
         ...
 
+    def close(self) -> None:
+        """Gives the device's memory back; nothing else is called after it, but it may be called again."""
+        ...
+
 
 def build_stage0(checkpoint: Checkpoint, settings: EngineSettings, device: torch.device) -> Stage0:
-    """Loads the language model into the engine that the settings name; `auto` is torch until vLLM was measured."""
-    match settings.stage0:
-        case "auto" | "torch":
+    """Loads the language model into the engine that the settings name, or that `pick_engine` does."""
+    match pick_engine(settings.stage0, device):
+        case "torch":
             from runtime.stage0.torch_engine import TorchStage0
 
             lm = load_lm(checkpoint.config.lm, checkpoint.weights("llm"), settings.lm_precision, device)
             return TorchStage0(lm, settings.max_streams, settings.fidelity)
+        case "captured":
+            if device.type != "cuda" or find_spec("triton") is None:
+                raise EngineUnavailable(
+                    f"the captured engine needs a CUDA device and Triton, here is {device}; choose the torch engine"
+                )
+            from runtime.stage0.captured import CapturedSteps
+            from runtime.stage0.slot_engine import SlotStage0
+
+            lm = load_lm(checkpoint.config.lm, checkpoint.weights("llm"), settings.lm_precision, device)
+            steps = CapturedSteps(lm, settings.max_streams, settings.slot_positions, settings.fidelity)
+            return SlotStage0(lm.config, steps)
         case "vllm":
             check_vllm(found := installed_vllm())
             try:
@@ -65,7 +81,14 @@ def build_stage0(checkpoint: Checkpoint, settings: EngineSettings, device: torch
             share = settings.stage0_memory_share
             return VllmStage0(lm, device, folder, settings.max_streams, settings.fidelity, share)
         case unknown:
-            raise EngineUnavailable(f"there is no stage-0 engine {unknown!r}; choose auto, torch or vllm")
+            raise EngineUnavailable(f"there is no stage-0 engine {unknown!r}; choose auto, torch, captured or vllm")
+
+
+def pick_engine(wanted: str, device: torch.device) -> str:
+    """`auto`: the captured engine on a GPU, where it was measured faster than vLLM (see the README), else torch."""
+    if wanted != "auto":
+        return wanted
+    return "captured" if device.type == "cuda" and find_spec("triton") is not None else "torch"
 
 
 def installed_vllm() -> str | None:

@@ -57,18 +57,40 @@ def next_token_law(
     `recent` [N, W] are the ids of the repetition window, with V where it has fewer; `forbidden` and `seen` [N, V] are
     True at ids that must not come and at ids that a row has generated so far (None: no row has a penalty).
     """
-    scores, broken = legal_rows(logits, forbidden)
-    if seen is not None:
-        scores = torch.where(seen, torch.where(scores > 0, scores / laws.penalty, scores * laws.penalty), scores)
-    best = scores.argmax(-1, keepdim=True)
-    greedy = laws.temperature == 0
-    scores = (scores - scores.gather(-1, best)) / torch.where(greedy, 1.0, laws.temperature)
+    scores, best, broken = heated_rows(logits, laws, forbidden, seen)
     full = scores.softmax(-1)
     nucleus = nucleus_law(scores, full, laws)
     struck_out = repeated(recent, laws, scores.shape[-1])
     law = torch.where(laws.standard, nucleus, ras_law(scores, full, best, nucleus, struck_out))
-    law = torch.where(greedy, torch.zeros_like(law).scatter(-1, best, 1.0), law)
+    law = torch.where(laws.temperature == 0, torch.zeros_like(law).scatter(-1, best, 1.0), law)
     return law.masked_fill(broken[:, None], 0), broken
+
+
+def two_draws(
+    logits: Tensor, laws: Laws, recent: Tensor, forbidden: Tensor, seen: Tensor | None, numbers: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Ids [N] drawn as the reference does, from two numbers [N, 2] a row; and rows [N] that allow no id at all.
+
+    The same law as `next_token_law`: what was said too often within the window is struck out, and drawn again.
+    """
+    scores, best, broken = heated_rows(logits, laws, forbidden, seen)
+    first = pick(nucleus_law(scores, scores.softmax(-1), laws), numbers[:, 0])[:, None]
+    repeats = (recent == first).sum(-1, keepdim=True)
+    rest = scores.scatter(-1, first, -math.inf)
+    alone = rest.amax(-1, keepdim=True) == -math.inf  # the only legal id stays even when it repeats
+    second = pick(torch.where(alone, scores, rest).softmax(-1), numbers[:, 1])[:, None]
+    tokens = torch.where((repeats >= laws.repeats) & ~alone & ~laws.standard, second, first)
+    return torch.where(laws.temperature == 0, best, tokens).squeeze(-1), broken
+
+
+def heated_rows(logits: Tensor, laws: Laws, forbidden: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores [N, V] after penalty and temperature with the best at 0, that id [N, 1], and broken rows [N]."""
+    scores, broken = legal_rows(logits, forbidden)
+    if seen is not None:
+        scores = torch.where(seen, torch.where(scores > 0, scores / laws.penalty, scores * laws.penalty), scores)
+    best = scores.argmax(-1, keepdim=True)
+    heat = torch.where(laws.temperature == 0, 1.0, laws.temperature)
+    return (scores - scores.gather(-1, best)) / heat, best, broken
 
 
 def legal_rows(logits: Tensor, forbidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,3 +157,20 @@ def uniform(seed: int, position: int) -> float:
     """
     digest = hashlib.blake2b(struct.pack("<Qq", seed % 2**64, position), digest_size=6).digest()
     return int.from_bytes(digest, "little") * 2.0**-48
+
+
+def philox(seeds: Tensor, positions: Tensor) -> Tensor:
+    """Two numbers [N, 2] in 0..1 (1 excluded) for seeds and positions [N] int64, of which each depends on nothing else.
+
+    The first two words of Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) with the
+    seed as key and the position as counter. int64 wraps, and keeps the bits that are asked for.
+    """
+    mask = 0xFFFFFFFF
+    key_a, key_b = seeds & mask, (seeds >> 32) & mask
+    a, b = positions & mask, (positions >> 32) & mask
+    c = d = torch.zeros_like(a)
+    for _ in range(10):
+        left, right = a * 0xD2511F53, c * 0xCD9E8D57
+        a, b, c, d = ((right >> 32) & mask) ^ b ^ key_a, right & mask, ((left >> 32) & mask) ^ d ^ key_b, left & mask
+        key_a, key_b = (key_a + 0x9E3779B9) & mask, (key_b + 0xBB67AE85) & mask
+    return torch.stack((a, b), dim=-1).double() * 2.0**-32

@@ -30,6 +30,12 @@ def check_prompt(config: LMConfig, prompt: Stage0Prompt) -> None:
         raise RequestError(f"max_tokens is {prompt.max_tokens}; it must be at least 1")
 
 
+def prompt_ids(config: LMConfig, prompt: Stage0Prompt) -> list[int]:
+    """The same input as ids [L], for engines that look them up themselves; -1 - id stands for one of the text table."""
+    text = [-1 - token for token in prompt.text_tokens.tolist()]
+    return [config.sos, *text, config.task_id, *prompt.speech_tokens.tolist()]
+
+
 def embed_prompt(lm: SpeechLM, prompt: Stage0Prompt) -> Tensor:
     """Embeddings [L, D] of a checked prompt, on the model's device and in its precision."""
     return lay_out(lm.config, lm.backbone.embed_tokens.weight, lm.speech_embedding.weight, prompt)

@@ -110,6 +110,11 @@ class TorchStage0:
                 self._leave(stream)
                 return
 
+    def close(self) -> None:
+        """Forgets every stream; the weights go with the engine."""
+        for stream in (*self._waiting, *self._rows):
+            self.drop(stream.key)
+
     def _prefill(self, stream: _Stream) -> TokenStep:
         try:
             row = self._cache.join(stream.length)

@@ -6,6 +6,7 @@ leaves vLLM that one id; so streams have no generator, sampling waits for nothin
 it. `base.py` says which versions are served and checks that before this file is imported.
 """
 
+import gc
 import os
 
 # vLLM takes these by variable only, and reads them when it is imported.
@@ -119,7 +120,7 @@ class VllmStage0:
             **memory,
         )
         try:
-            self._engine = LLMEngine.from_engine_args(arguments)
+            self._engine: Any = LLMEngine.from_engine_args(arguments)  # None once closed
             self._compare()
             self._probe()
         except (RuntimeError, ValueError) as reason:
@@ -165,6 +166,18 @@ class VllmStage0:
         """Forgets a stream and frees its memory. Unknown and ended keys are fine."""
         if self._live.pop(key, None) is not None:
             self._engine.abort_request([str(key)])
+
+    def close(self) -> None:
+        """Stops vLLM, which gives its memory back; it sits in cycles of references, so these are collected."""
+        if self._engine is None:
+            return
+        for key in list(self._live):
+            self.drop(key)
+        self._engine.engine_core.shutdown()
+        self._engine = None
+        gc.collect()
+        if current_platform.device_type == "cuda":
+            torch.cuda.empty_cache()
 
     def _advance(self, key: int, tokens: Sequence[int], finished: str | None) -> list[TokenStep]:
         """Turns any number of new tokens into steps; lets the stream leave with the one that ends it."""

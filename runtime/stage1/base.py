@@ -3,6 +3,7 @@
 Shapes: R rows, N mel frames (50 Hz), M mel bins. A faster estimator is one file beside dit.py and one branch here.
 """
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -29,6 +30,7 @@ _DTYPES: dict[Precision, torch.dtype] = {
     "float16": torch.float16,
 }
 _PROBE_TOKENS = 50
+GRAPH_FRAMES = 4096  # beyond, the GPU is busy for longer than it takes to launch the kernels
 
 
 class FlowEstimator(Protocol):
@@ -117,7 +119,10 @@ def load_flow(config: FlowConfig, weights: Mapping[str, Tensor], device: torch.d
 
 
 def build_solver(flow: Flow, settings: EngineSettings) -> FlowSolver:
-    """Picks the estimator that the settings name, and casts its weights once. Tables stay in float32."""
+    """Picks the estimator that the settings name, and casts its weights once. Tables stay in float32.
+
+    Raises EngineUnavailable for one that cannot run here.
+    """
     for weight in flow.estimator.parameters():
         weight.data = weight.data.to(_DTYPES[settings.flow_precision])
     steps, rate = flow.config.euler_steps, flow.config.guidance_rate
@@ -128,7 +133,35 @@ def build_solver(flow: Flow, settings: EngineSettings) -> FlowSolver:
         return build_tensorrt(flow, settings.estimator_onnx, folder)
     if settings.estimator == "torch":
         return PlainSolver(flow.estimator, steps, rate)
-    return PackedSolver(flow.estimator, steps, rate)
+    unfit = why_not_fused(flow)
+    if settings.estimator == "packed" or (settings.estimator == "auto" and unfit):
+        return PackedSolver(flow.estimator, steps, rate)
+    if unfit:
+        raise EngineUnavailable(f"the fused estimator cannot run: {unfit}; choose packed or auto")
+    return build_fused(flow, settings.flow_graph_bytes)
+
+
+def why_not_fused(flow: Flow) -> str | None:
+    """What keeps the flow from our GPU kernels, or None."""
+    weight, head_dim = flow.estimator.proj_out.weight, flow.config.dit.head_dim
+    if weight.device.type != "cuda":
+        return "it needs a CUDA device"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if head_dim < 16 or head_dim & (head_dim - 1):
+        return f"heads have {head_dim} channels, not a power of two from 16 on"
+    return None
+
+
+def build_fused(flow: Flow, graph_bytes: int) -> FlowSolver:
+    from runtime.stage1.dit_fused import FusedSolver
+    from runtime.stage1.graphs import CudaCapture, GraphTable
+
+    solver = FusedSolver(flow.estimator, flow.config.euler_steps, flow.config.guidance_rate)
+    if graph_bytes:
+        capture = CudaCapture(flow.estimator.proj_out.weight.device)
+        solver.capture(GRAPH_FRAMES, GraphTable(capture, limit_bytes=graph_bytes))
+    return solver
 
 
 @torch.inference_mode()

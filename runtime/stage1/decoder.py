@@ -6,9 +6,10 @@ continue from where it stands (spec 6.2). What a stream carries between chunks i
 leaves out the finished blocks of the prompt, which are solved once per voice (`past.py`).
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,12 +20,15 @@ from runtime.stage1.noise import FLOW_FRAMES, NoiseBank
 from runtime.stage1.past import Past, StreamBudget, VoiceCache
 from runtime.stage1.solver import Piece, Solved
 from runtime.stage1.speed import Stretch
-from runtime.stage1.vocoder import Vocoder, VocoderState
+from runtime.stage1.vocoder import MelChunk, Vocoder, VocoderState
 from runtime.types import PreparedReference
 
 if TYPE_CHECKING:  # base.py builds what stands on this file
     from runtime.stage1.base import FlowSolver
 
+log = logging.getLogger(__name__)
+KeyT = TypeVar("KeyT")
+NOT_FINITE = "the flow gave NaN or infinite mel; this segment cannot go on"
 KV_BYTES = {"cuda": 6 * 2**30, "cpu": 512 * 2**20}  # of prompts, and as much again of live streams
 
 
@@ -123,35 +127,80 @@ class Stage1:
 
     @torch.inference_mode()
     def decode_together(self, chunks: Sequence[Chunk]) -> list[Tensor | Exception]:
-        """Chunks of different segments, their flow in one solve: samples of each, or the error that ends its segment.
-
-        What goes wrong in the solve itself is raised: whose fault it was cannot be told.
-        """
+        """Chunks of different segments, their flow in one solve: samples of each, or the error that ends a segment."""
         outcomes: dict[Chunk, Tensor | Exception] = {}
+        voices = self._voices_of(chunks)
         pieces: dict[Chunk, Piece] = {}
         for chunk in chunks:
             try:
-                if piece := self.begin(chunk):
+                if piece := self.begin(chunk, voices):
                     pieces[chunk] = piece
             except Exception as error:  # whatever it is, it belongs to this segment
                 outcomes[chunk] = error
-        solved = dict(zip(pieces, self._solver.solve(list(pieces.values())) if pieces else [], strict=True))
+        solved = self._solve_all(pieces)
+        mels: dict[Chunk, MelChunk] = {}
+        finite: dict[Chunk, Tensor] = {}
         for chunk in chunks:
             if chunk not in outcomes:
                 try:
-                    outcomes[chunk] = self.finish(chunk, solved.get(chunk))
+                    mel = self._take(chunk, solved.get(chunk))
+                    finite[chunk] = mel.isfinite().all()
+                    mels[chunk] = self.finish(chunk, mel)
                 except Exception as error:  # likewise
                     outcomes[chunk] = error
+        outcomes.update(zip(mels, self._vocoder.decode_together(list(mels.values())), strict=True))
+        # Asked at the end: what a GPU was given to do until here, it did without waiting for an answer.
+        answers = torch.stack(list(finite.values())).tolist() if finite else []
+        for chunk, is_finite in zip(finite, answers, strict=True):
+            if not is_finite:
+                outcomes[chunk] = GenerationError(NOT_FINITE)
         return [outcomes[chunk] for chunk in chunks]
 
-    def begin(self, chunk: Chunk) -> Piece | None:
+    def _solve_all(self, pieces: dict[KeyT, Piece]) -> dict[KeyT, Solved | Exception]:
+        """All in one solve. When that fails each is tried by itself, so that only the guilty end."""
+        if not pieces:
+            return {}
+        try:
+            return dict(zip(pieces, self._solver.solve(list(pieces.values())), strict=True))
+        except Exception as error:  # e.g. out of memory
+            log.exception("a solve of %d pieces failed", len(pieces))
+            if len(pieces) == 1:
+                return dict.fromkeys(pieces, error)
+        alone: dict[KeyT, Solved | Exception] = {}
+        for key, piece in pieces.items():
+            alone |= self._solve_all({key: piece})
+        return alone
+
+    def begin(self, chunk: Chunk, voices: Mapping[str, Past | Exception]) -> Piece | None:
         """What a chunk wants solved, or None when it brings no frame. Raises GenerationError for what cannot be."""
+        state = chunk.state
+        frames = self._check(chunk)
+        if not frames:
+            return None
+        chunked = self._is_chunked(chunk)
+        everything = torch.cat((state.prompt_tokens, chunk.tokens.to(self._device, torch.long)))
+        mu = self._flow.mu(everything[None], is_last=chunk.is_last)
+        if not chunked:
+            return self._piece(state, mu, frames, chunked)
+        past = state.past or voices.get(state.voice)
+        if isinstance(past, Exception):
+            raise past
+        keeps = chunk.keep and not chunk.is_last and self._solver.keeps_past
+        own = self._solver.past_bytes(frames) - self._solver.past_bytes(self._voice_frames(state))
+        keeps = keeps and self.streams.claim(state, own)
+        return self._piece(state, mu, frames, chunked, past, keep=frames if keeps else 0)
+
+    def _check(self, chunk: Chunk) -> int:
+        """Where a chunk ends, in frames from the start of the prompt; 0 when it brings none.
+
+        Raises GenerationError for an illegal token, more than fits, a cut off the grid.
+        """
         config, state = self._config, chunk.state
         self._check_tokens(chunk.tokens)
         prompt, prompt_frames = len(state.prompt_tokens), state.prompt_mel.shape[-1]
         frames = self._frames(chunk)
         if frames <= prompt_frames + state.mel_frames:
-            return None
+            return 0
         if frames > FLOW_FRAMES:
             raise GenerationError(
                 f"{len(chunk.tokens)} speech tokens after a prompt of {prompt} pass the flow's "
@@ -163,42 +212,38 @@ class Stage1:
                 f"a chunk may end at a multiple of {grid} tokens from the start of the prompt, not at "
                 f"{frames // config.mel_per_token}: its last frames would change with the next chunk"
             )
-        chunked = not chunk.is_last or self._final_attention == "chunked"
-        if chunked and self._no_streaming:
+        if self._is_chunked(chunk) and self._no_streaming:
             raise GenerationError(self._no_streaming)
-        everything = torch.cat((state.prompt_tokens, chunk.tokens.to(self._device, torch.long)))
-        mu = self._flow.mu(everything[None], is_last=chunk.is_last)
-        if not chunked:
-            return self._piece(state, mu, frames, chunked)
-        past = state.past or self._voice_past(state)
-        keeps = chunk.keep and not chunk.is_last and self._solver.keeps_past
-        keeps = keeps and self.streams.claim(state, self._solver.past_bytes(frames))
-        return self._piece(state, mu, frames, chunked, past, keep=(frames,) if keeps else ())
+        return frames
 
-    def finish(self, chunk: Chunk, solved: Solved | None) -> Tensor:
-        """Samples of a chunk whose piece, if it had one, is solved."""
-        state, is_last = chunk.state, chunk.is_last
-        if is_last and not len(chunk.tokens):
-            return torch.empty(0)
-        mel = state.stretch.push(self._take(chunk, solved), is_last=is_last)
-        return self._vocoder.decode(state.vocoder, mel, is_last=is_last).cpu()
+    def _is_chunked(self, chunk: Chunk) -> bool:
+        return not chunk.is_last or self._final_attention == "chunked"
+
+    def finish(self, chunk: Chunk, mel: Tensor) -> MelChunk:
+        """What the vocoder gets of a chunk whose new frames are [M, k]."""
+        mel = chunk.state.stretch.push(mel, is_last=chunk.is_last)
+        return MelChunk(chunk.state.vocoder, mel, chunk.is_last)
 
     @torch.inference_mode()
     def new_mel(self, state: Stage1State, tokens: Tensor, *, is_last: bool, keep: bool = False) -> Tensor:
         """The mel frames [M, k] that these tokens add to those handed on before; possibly none."""
         chunk = Chunk(state, tokens, is_last, keep)
-        piece = self.begin(chunk)
-        return self._take(chunk, self._solver.solve([piece])[0] if piece else None)
+        piece = self.begin(chunk, self._voices_of([chunk]))
+        mel = self._take(chunk, self._solver.solve([piece])[0] if piece else None)
+        self._check_mel(mel)
+        return mel
 
-    def _take(self, chunk: Chunk, solved: Solved | None) -> Tensor:
+    def _take(self, chunk: Chunk, solved: Solved | Exception | None) -> Tensor:
+        """The new frames [M, k] of a chunk whose piece, if it had one, is solved."""
+        if isinstance(solved, Exception):
+            raise solved
         state, prompt_frames = chunk.state, chunk.state.prompt_mel.shape[-1]
         if solved is None:
             return state.prompt_mel.new_empty(self._config.mel_bins, 0)
         frames = self._frames(chunk)
         mel = solved.mel[:, prompt_frames + state.mel_frames - frames :].float()
-        self._check_mel(mel)
         state.mel_frames = frames - prompt_frames
-        state.past = solved.pasts[0] if solved.pasts else None
+        state.past = solved.past
         if state.past is None:
             self.streams.release(state)
         return mel
@@ -240,7 +285,7 @@ class Stage1:
         frames: int,
         chunked: bool,
         past: Past | None = None,
-        keep: tuple[int, ...] = (),
+        keep: int = 0,
     ) -> Piece:
         """The frames up to a count that are not in the past."""
         start = past.frames if past else 0
@@ -250,32 +295,59 @@ class Stage1:
             noise[:, start:], mu[0, :, start:frames], cond[:, start:], state.speaker[0], chunked, past=past, keep=keep
         )
 
-    def _voice_past(self, state: Stage1State) -> Past | None:
-        """The finished blocks of the prompt that no generated token reaches through the look-ahead.
+    def _voices_of(self, chunks: Sequence[Chunk]) -> dict[str, Past | Exception]:
+        """What is remembered of the prompts of chunks that can use it, by voice; new voices are solved first, together.
 
-        Unless they are kept they are solved by themselves, so that a hop is the same computation, bit for bit, whether
-        its voice is known, new, or too large to be kept.
+        By themselves though they are not to be kept: so a hop is the same computation, bit for bit, whether its voice
+        is known, new, or too large to be kept.
         """
+        voices: dict[str, Past | Exception] = {}
+        new: dict[str, Piece] = {}
+        fits: set[str] = set()
+        for chunk in chunks:
+            state, frames = chunk.state, self._voice_frames(chunk.state)
+            if not frames or state.past or state.voice in new or not self._looks_back(chunk):
+                continue
+            if past := self.voices.get(state.voice):
+                voices[state.voice] = past
+                continue
+            if self.voices.make_room(self._solver.past_bytes(frames)):
+                fits.add(state.voice)
+            mu = self._flow.mu(state.prompt_tokens[None], is_last=False)
+            new[state.voice] = self._piece(state, mu, frames, chunked=True, keep=frames)
+        for voice, solved in self._solve_all(new).items():
+            try:
+                voices[voice] = self._learn(voice, solved, voice in fits)
+            except Exception as error:  # it belongs to all chunks in this voice
+                voices[voice] = error
+        return voices
+
+    def _learn(self, voice: str, solved: Solved | Exception, fits: bool) -> Past:
+        if isinstance(solved, Exception):
+            raise solved
+        self._check_mel(solved.mel)
+        assert solved.past is not None
+        if fits:
+            self.voices.put(voice, solved.past)
+        return solved.past
+
+    def _looks_back(self, chunk: Chunk) -> bool:
+        """Whether a chunk is to be solved, and in a way that leaves what lies before as it was."""
+        try:
+            return self._is_chunked(chunk) and self._check(chunk) > 0
+        except GenerationError:  # raised again where it ends the segment
+            return False
+
+    def _voice_frames(self, state: Stage1State) -> int:
+        """How many frames of the prompt may be kept for its voice; 0 when nothing is."""
         tokens = len(state.prompt_tokens) - self._config.lookahead_tokens
         frames = min(self._config.mel_per_token * tokens, state.prompt_mel.shape[-1])
         frames -= frames % self._config.dit.chunk_frames
-        if frames <= 0 or not self.voices.limit_bytes:
-            return None
-        past = self.voices.get(state.voice)
-        if past is not None:
-            return past
-        fits = self.voices.make_room(self._solver.past_bytes(frames))
-        mu = self._flow.mu(state.prompt_tokens[None], is_last=False)
-        (solved,) = self._solver.solve([self._piece(state, mu, frames, chunked=True, keep=(frames,))])
-        self._check_mel(solved.mel)
-        (past,) = solved.pasts
-        if fits:
-            self.voices.put(state.voice, past)
-        return past
+        return max(0, frames) if self.voices.limit_bytes else 0
 
     def _check_mel(self, mel: Tensor) -> None:
-        if not torch.isfinite(mel).all():
-            raise GenerationError("the flow gave NaN or infinite mel; this segment cannot go on")
+        if not mel.isfinite().all():
+            raise GenerationError(NOT_FINITE)
 
     def _capacity(self, prompt_tokens: int, prompt_frames: int) -> int:
         ratio = self._config.mel_per_token

@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from runtime.errors import CheckpointError
 from runtime.stage1.dit import Attention, Block, DiT, Rotary
-from runtime.stage1.past import Past
+from runtime.stage1.past import BlockShape, Past, PastBlock
 from runtime.stage1.solver import Piece, Solved, guide, schedule
 
 EPS = 1e-6  # of the layer norms
@@ -33,30 +34,26 @@ class StepVectors:
 
 
 class Recorder:
-    """Collects the pasts that one piece is to leave behind: copies, as what they are cut from is larger."""
+    """Fills the blocks that one piece is to leave behind."""
 
-    def __init__(self, counts: tuple[int, ...], start: int) -> None:
-        self._counts, self._start = counts, start
-        self._kv: list[list[list[Tensor]]] = [[] for _ in counts]
-        self._tails: list[list[list[Tensor]]] = [[] for _ in counts]
+    def __init__(self, piece: Piece, blocks: Sequence[PastBlock]) -> None:
+        self._before = piece.past.blocks if piece.past else ()
+        self._blocks = blocks
 
-    def see_conv(self, index: int, padded: Tensor, left: int) -> None:
-        """Input of a convolution [2, D, left + N]; the first one begins a step."""
-        for count, kept in zip(self._counts, self._tails, strict=True):
-            if index == 0:
-                kept.append([])
-            kept[-1].append(padded[:, :, count - self._start :][:, :, :left].clone())
+    def see_conv(self, step: int, index: int, padded: Tensor, left: int) -> None:
+        """Input of a convolution [2, D, left + N]."""
+        for number, block in enumerate(self._blocks):
+            end = (number + 1) * block.frames
+            block.tails[step, index] = padded[:, :, end : end + left].transpose(1, 2)
 
-    def see_kv(self, layer: int, kv: Tensor) -> None:
-        """Keys and values [2, past + N, 2 W]; the first layer begins a step."""
-        for count, kept in zip(self._counts, self._kv, strict=True):
-            if layer == 0:
-                kept.append([])
-            kept[-1].append(kv[:, :count].clone())
+    def see_kv(self, step: int, layer: int, kv: Tensor) -> None:
+        """Keys and values of the piece's own frames [2, N, 2 W]."""
+        for number, block in enumerate(self._blocks):
+            block.kv[step, layer] = kv[:, number * block.frames : (number + 1) * block.frames]
 
-    def pasts(self) -> tuple[Past, ...]:
-        kept = zip(self._counts, self._kv, self._tails, strict=True)
-        return tuple(Past(count, kv, [(first, second) for first, second in tails]) for count, kv, tails in kept)
+    @property
+    def past(self) -> Past | None:
+        return Past((*self._before, *self._blocks)) if self._blocks else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,12 +108,11 @@ class PackedSolver:
         scale, shift = (part[:, 0] for part in dit.norm_out(c))
         self._out = list(zip(1 + scale, shift, strict=True))
         self._vectors = [block_vectors(block, c) for block in self._blocks]
+        self._shape = block_shape(dit, steps)
 
     def past_bytes(self, frames: int) -> int:
         """What a past of so many frames weighs."""
-        kv = frames * sum(len(weight) * 2 // 3 for weight, _ in self._qkv)
-        tails = 2 * self._dit.input_embed.conv_pos_embed.left * len(self._from_x)
-        return 2 * len(self._plan) * (kv + tails) * self._from_x.element_size()
+        return self._shape.num_bytes(frames)
 
     @torch.inference_mode()
     def solve(self, pieces: Sequence[Piece]) -> list[Solved]:
@@ -127,13 +123,13 @@ class PackedSolver:
         for step, (_, width) in enumerate(self._plan):
             conditional, unconditional = self._velocity(pack, step, x).to(x.dtype)
             x = x + width * guide(conditional, unconditional, self._rate)
-        return [Solved(x[span.first : span.end].T, span.recorder.pasts()) for span in pack.spans]
+        return [Solved(x[span.first : span.end].T, span.recorder.past) for span in pack.spans]
 
     def _pack(self, pieces: Sequence[Piece]) -> Pack:
         spans, told, frames, end = [], [], [], 0
         for piece in pieces:
             assert piece.past is None or piece.chunked, "frames that see the future have no past"
-            spans.append(Span(end, end + piece.frames, piece, Recorder(piece.keep, piece.start)))
+            spans.append(Span(end, end + piece.frames, piece, Recorder(piece, new_blocks(piece, self._shape))))
             speaker = piece.speaker[:, None].expand(-1, piece.frames)
             told.append(torch.cat((piece.cond, piece.mu, speaker)).T.to(self.dtype))
             frames.append(torch.arange(piece.start, piece.start + piece.frames, device=self._from_x.device))
@@ -164,15 +160,21 @@ class PackedSolver:
         for index, layer in enumerate((positions.conv1, positions.conv2)):
             parts = []
             for span in pack.spans:
-                before = span.past.tails[step][index] if span.past else h.new_zeros(2, h.shape[1], left)
+                before = self._before(span.past, step, index, h)
                 parts.append(torch.cat((before, h[:, :, span.first : span.end]), dim=-1))
-                span.recorder.see_conv(index, parts[-1], left)
+                span.recorder.see_conv(step, index, parts[-1], left)
             h = layer(torch.cat(parts, dim=-1))
             if len(parts) > 1:  # the first `left` frames between two pieces have seen both
                 starts = [span.first + number * left for number, span in enumerate(pack.spans)]
                 own = [h[:, :, at : at + span.piece.frames] for at, span in zip(starts, pack.spans, strict=True)]
                 h = torch.cat(own, dim=-1)
         return h.transpose(1, 2)
+
+    def _before(self, past: Past | None, step: int, index: int, h: Tensor) -> Tensor:
+        """What a convolution has seen before a piece, [2, D, kernel - 1]."""
+        if past is None:
+            return h.new_zeros(2, h.shape[1], self._dit.input_embed.conv_pos_embed.left)
+        return past.blocks[-1].tails[step, index].transpose(1, 2)
 
     def _attention(self, pack: Pack, step: int, layer: int, u: Tensor) -> Tensor:
         attention = self._blocks[layer].attn
@@ -183,14 +185,29 @@ class PackedSolver:
         for span in pack.spans:
             own = qkv[:, span.first : span.end]
             q, kv = own[..., :width], own[..., width:]
+            span.recorder.see_kv(step, layer, kv)
             if span.past:
-                kv = torch.cat((span.past.kv[step][layer], kv), dim=1)
-            span.recorder.see_kv(layer, kv)
+                kv = torch.cat((*(block.kv[step, layer] for block in span.past.blocks), kv), dim=1)
             q, k, v = (part.unflatten(-1, (attention.heads, -1)).transpose(1, 2) for part in (q, *kv.chunk(2, dim=-1)))
             for first, end, seen in span.segments(self._dit.chunk_frames):
                 heads = F.scaled_dot_product_attention(q[:, :, first:end], k[:, :, :seen], v[:, :, :seen])
                 out.append(heads.transpose(1, 2).flatten(2))
         return attention.to_out[0](torch.cat(out, dim=1))
+
+
+def block_shape(dit: DiT, steps: int) -> BlockShape:
+    """What a past of this DiT consists of. Raises CheckpointError for a convolution that looks back beyond a block."""
+    left, (dim, _) = dit.input_embed.conv_pos_embed.left, dit.input_embed.proj.weight.shape
+    if left > dit.chunk_frames:
+        raise CheckpointError(f"the flow's convolutions look back {left} frames, beyond a block of {dit.chunk_frames}")
+    blocks: list[Block] = list(dit.transformer_blocks)  # type: ignore[arg-type]
+    width, device = len(blocks[0].attn.to_k.weight), dit.proj_out.weight.device
+    return BlockShape(steps, len(blocks), dit.chunk_frames, width, left, dim, dit.dtype, device)
+
+
+def new_blocks(piece: Piece, shape: BlockShape) -> list[PastBlock]:
+    """As many as the piece's own frames fill of what is to be kept."""
+    return [shape.new() for _ in range(max(0, piece.keep - piece.start) // shape.frames)]
 
 
 def block_vectors(block: Block, c: Tensor) -> list[StepVectors]:

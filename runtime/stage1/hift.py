@@ -17,8 +17,8 @@ from runtime.stage1.istft import STFT
 from runtime.stage1.source import HarmonicSource
 
 _POST_KERNEL = 7
-_POST_SLOPE = 0.01  # of the head's LeakyReLU, which lets less through than the stages' (spec 9.5)
-_MAGNITUDE_LIMIT = 100.0
+POST_SLOPE = 0.01  # of the head's LeakyReLU, which lets less through than the stages' (spec 9.5)
+MAGNITUDE_LIMIT = 100.0
 
 
 class Snake(nn.Module):
@@ -124,9 +124,9 @@ class HiFT(nn.Module):
 
     def _head(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Magnitude and phase [B, 9, columns]."""
-        magnitude, phase = self.conv_post(F.leaky_relu(x, _POST_SLOPE)).chunk(2, dim=1)
+        magnitude, phase = self.conv_post(F.leaky_relu(x, POST_SLOPE)).chunk(2, dim=1)
         # Limited before the exponential: the same values, and a gradient that stays finite.
-        return magnitude.clamp(max=math.log(_MAGNITUDE_LIMIT)).exp(), torch.sin(phase)
+        return magnitude.clamp(max=math.log(MAGNITUDE_LIMIT)).exp(), torch.sin(phase)
 
 
 def columns_per_frame(config: HiFTConfig) -> int:

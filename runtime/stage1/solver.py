@@ -29,7 +29,7 @@ class Piece:
     speaker: Tensor  # [M]
     chunked: bool  # the chunk-causal attention of streaming; a past needs it
     past: Past | None = None
-    keep: tuple[int, ...] = ()  # frame counts, from the start of the prompt, of which a past is wanted
+    keep: int = 0  # how many frames from the start of the prompt are to be remembered: whole blocks
 
     @property
     def start(self) -> int:
@@ -43,7 +43,7 @@ class Piece:
 @dataclass(frozen=True, slots=True, eq=False)
 class Solved:
     mel: Tensor  # [M, N]
-    pasts: tuple[Past, ...] = ()  # as many as were to be kept, in their order
+    past: Past | None = None  # of the frames that were to be kept
 
 
 def schedule(steps: int) -> list[tuple[float, float]]:

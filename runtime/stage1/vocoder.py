@@ -1,22 +1,29 @@
-"""Mel to sound, chunk by chunk, as one stream (spec 5.4, 5.5).
+"""Mel to sound, chunk by chunk, for many streams at once (spec 5.4, 5.5).
 
-Shapes: mel [80, n] of new frames (50 Hz) -> samples [S] float32 (24 kHz). The network is run over a window: the new
-frames and as many old ones as they depend on. What a stream carries besides are the phase sums of its source and a
-count of frames, which is also the place in the noise. All in float32, but for f0 and the phase sums (float64).
+Shapes: mel [80, n] of new frames (50 Hz) -> samples [S] float32 (24 kHz). The network is run over windows: the new
+frames of a stream and as many old ones as they depend on. What a stream carries besides are the phase sums of its
+source and a count of frames, which is also the place in the noise. On a CPU f0 is float64 and the rest float32, a
+window at a time; on a GPU all windows are one run (`hift_packed.py`). Phase sums are float64 everywhere.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from runtime.errors import GenerationError
 from runtime.stage1.causal import fold_weight_norm
 from runtime.stage1.f0 import F0Predictor
 from runtime.stage1.hift import HiFT, left_context_frames
+from runtime.stage1.hift_packed import PackedHiFT, Window
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+GRAPH_BYTES = 3 * 2**30  # of the captured runs on a GPU, the driver's share included
 
 
 class SourceNoise(Protocol):
@@ -27,6 +34,20 @@ class SourceNoise(Protocol):
         ...
 
 
+class HiFTRunner(Protocol):
+    """The network over windows of several streams, none of which depends on its neighbours."""
+
+    def pitch(self, mels: Sequence[Tensor], ends: Sequence[bool]) -> list[Tensor]:
+        """f0 [n] in Hz of mel [80, n] each; [n - 3] unless the stream ends there."""
+        ...
+
+    def samples(self, windows: Sequence[Window]) -> list[Tensor]:
+        """At least the samples before the clamp that are certain, from the first of each window on."""
+        ...
+
+    def describe(self) -> str: ...
+
+
 @dataclass(slots=True, eq=False)
 class VocoderState:
     """What one stream carries between chunks. `mel` and `source` begin at the same frame."""
@@ -35,9 +56,23 @@ class VocoderState:
     source: Tensor  # [480 m], m <= n: the source as far as f0 is known
     phase_sums: Tensor  # [harmonics + 1] float64, after the last frame of `source`
     frames: int = 0  # seen so far
-    emitted: int = 0  # samples
+    emitted: int = 0  # frames that sounded
     clipped: int = 0  # samples that were cut to the limit
     is_finished: bool = False
+
+    @property
+    def start(self) -> int:
+        """The frame that the window begins with."""
+        return self.frames - self.mel.shape[1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MelChunk:
+    """New frames [80, n], n >= 0, of a stream; with `is_last` nothing follows."""
+
+    state: VocoderState
+    mel: Tensor
+    is_last: bool
 
 
 class Vocoder:
@@ -46,14 +81,13 @@ class Vocoder:
     Holds weights alone: any number of streams may take turns.
     """
 
-    def __init__(self, hift: HiFT, noise: SourceNoise) -> None:
+    def __init__(self, hift: HiFT, noise: SourceNoise, runner: HiFTRunner | None = None) -> None:
         config = hift.config
         self.device = hift.conv_pre.weight.device
-        # MPS has no float64; f0 and phase are a few numbers per frame and come from the CPU there.
-        self._f0_device = torch.device("cpu") if self.device.type == "mps" else self.device
-        # Built anew, as a deep copy shares the classes that folding takes apart. f0 is folded in float64 (spec 5.1).
-        self._f0_net = _folded_copy(F0Predictor(config.f0), hift.f0_predictor, self._f0_device, torch.float64)
-        self._hift = _folded_copy(HiFT(config), hift, self.device, torch.float32)
+        self._mel_bins = config.mel_bins
+        self._runner = runner or build_runner(hift)
+        # Built anew, as a deep copy shares the classes that folding takes apart.
+        self._source = _folded_copy(HiFT(config), hift, self.device, torch.float32).m_source
         self._noise = noise
         self.samples_per_frame = config.samples_per_frame
         self.audio_limit = config.audio_limit
@@ -63,60 +97,141 @@ class Vocoder:
 
     def open(self) -> VocoderState:
         return VocoderState(
-            mel=torch.empty(self._hift.config.mel_bins, 0, device=self.device),
+            mel=torch.empty(self._mel_bins, 0, device=self.device),
             source=torch.empty(0, device=self.device),
-            phase_sums=self._hift.m_source.open(self._f0_device),
+            phase_sums=self._source.open(self.device),
         )
 
-    @torch.inference_mode()
-    def decode(self, state: VocoderState, mel: Tensor, *, is_last: bool) -> Tensor:
-        """Samples that became certain with the frames `mel` [80, n], n >= 0; with `is_last` all that were missing.
+    def describe(self) -> str:
+        return self._runner.describe()
 
-        Lies on the vocoder's device. Raises GenerationError when the network gives no numbers.
+    def decode(self, state: VocoderState, mel: Tensor, *, is_last: bool) -> Tensor:
+        """Samples [S] on the CPU that became certain with the frames `mel`; with `is_last` all that were missing.
+
+        Raises GenerationError when the network gives no numbers.
         """
-        assert not state.is_finished, "this stream has had its last chunk"
-        state.mel = torch.cat([state.mel, mel.to(self.device, torch.float32)], dim=-1)
-        state.frames += mel.shape[-1]
-        state.is_finished = is_last
-        end = state.frames if is_last else max(0, state.frames - self.delay_frames)
-        if end * self.samples_per_frame == state.emitted:
-            return state.source.new_empty(0)
-        self._extend_source(state, is_last)
-        start = state.frames - state.mel.shape[-1]
-        known = state.source.shape[0] // self.samples_per_frame
-        samples = self._hift.decode(state.mel[None, :, :known], state.source[None], is_last=is_last)[0]
-        samples = self._checked(state, samples[state.emitted - start * self.samples_per_frame :])
-        state.emitted = end * self.samples_per_frame
-        stale = max(0, end - self.context_frames - start)
-        state.mel = state.mel[:, stale:]
-        state.source = state.source[stale * self.samples_per_frame :]
+        (samples,) = self.decode_together([MelChunk(state, mel, is_last)])
+        if isinstance(samples, GenerationError):
+            raise samples
         return samples
 
-    def _extend_source(self, state: VocoderState, is_last: bool) -> None:
-        """Appends the source of those frames whose f0 became known."""
-        start = state.frames - state.mel.shape[-1]
-        first = start + state.source.shape[0] // self.samples_per_frame
-        known = state.frames if is_last else state.frames - F0Predictor.lookahead_frames
-        window = max(start, first - F0Predictor.context_frames)
-        mel = state.mel[None, :, window - start :].to(self._f0_device)
-        pitch = self._f0_net(mel, is_last=is_last)[:, first - window :]
-        noise = self._noise.source_noise(first * self.samples_per_frame, (known - first) * self.samples_per_frame)
-        noise = noise.to(self.device, torch.float32)
-        source, sums = self._hift.m_source(pitch, noise[None], state.phase_sums)
-        state.source = torch.cat([state.source, source[0]])
-        state.phase_sums = sums[0]
+    @torch.inference_mode()
+    def decode_together(self, chunks: Sequence[MelChunk]) -> list[Tensor | GenerationError]:
+        """Chunks of different streams: samples of each, or the error that ends its stream. One wait for the device."""
+        sounding: list[tuple[VocoderState, int]] = []  # and the frame up to which it sounds
+        for chunk in chunks:
+            state = chunk.state
+            assert not state.is_finished, "this stream has had its last chunk"
+            state.mel = torch.cat([state.mel, chunk.mel.to(self.device, torch.float32)], dim=-1)
+            state.frames += chunk.mel.shape[-1]
+            state.is_finished = chunk.is_last
+            end = state.frames if chunk.is_last else max(0, state.frames - self.delay_frames)
+            if end > state.emitted:
+                sounding.append((state, end))
+        made = self._sound(sounding) if sounding else {}
+        return [made.get(id(chunk.state), torch.empty(0)) for chunk in chunks]
 
-    def _checked(self, state: VocoderState, samples: Tensor) -> Tensor:
-        """Clamps, counts what was clamped, and lets nothing pass that is not a number."""
-        beyond = (samples.abs() > self.audio_limit).sum()
-        clipped, broken = torch.stack([beyond, samples.isnan().sum()]).tolist()
-        if broken:
-            raise GenerationError(
-                f"the vocoder gave {broken} samples that are not numbers, so the mel it was given is broken; "
-                "try another seed or another reference"
+    def _sound(self, sounding: Sequence[tuple[VocoderState, int]]) -> dict[int, Tensor | GenerationError]:
+        self._extend_sources([state for state, _ in sounding])
+        windows = [
+            Window(state.mel[:, : len(state.source) // self.samples_per_frame], state.source, state.is_finished)
+            for state, _ in sounding
+        ]
+        rows = [
+            samples.view(-1, self.samples_per_frame)[state.emitted - state.start : end - state.start]
+            for samples, (state, end) in zip(self._runner.samples(windows), sounding, strict=True)
+        ]
+        made: dict[int, Tensor | GenerationError] = {}
+        for (state, end), checked in zip(sounding, self._checked(rows), strict=True):
+            samples, clipped, broken = checked
+            state.clipped += clipped
+            state.emitted = end
+            stale = max(0, end - self.context_frames - state.start)
+            state.mel = state.mel[:, stale:]
+            state.source = state.source[stale * self.samples_per_frame :]
+            made[id(state)] = (
+                samples
+                if not broken
+                else GenerationError(
+                    f"the vocoder gave {broken} samples that are not numbers, so the mel it was given is broken; "
+                    "try another seed or another reference"
+                )
             )
-        state.clipped += clipped
-        return samples.clamp(-self.audio_limit, self.audio_limit)
+        return made
+
+    def _extend_sources(self, states: Sequence[VocoderState]) -> None:
+        """Appends the source of those frames whose f0 became known."""
+        hop = self.samples_per_frame
+        firsts = [state.start + len(state.source) // hop for state in states]
+        begins = [
+            max(state.start, first - F0Predictor.context_frames) for state, first in zip(states, firsts, strict=True)
+        ]
+        mels = [state.mel[:, begin - state.start :] for state, begin in zip(states, begins, strict=True)]
+        pitches = [
+            pitch[first - begin :]
+            for pitch, first, begin in zip(
+                self._runner.pitch(mels, [state.is_finished for state in states]), firsts, begins, strict=True
+            )
+        ]
+        noise = [
+            self._noise.source_noise(first * hop, len(pitch) * hop).to(self.device, torch.float32)
+            for first, pitch in zip(firsts, pitches, strict=True)
+        ]
+        # A silent frame behind the end of a row adds nothing to its sums.
+        f0, noises = (pad_sequence(parts, batch_first=True) for parts in (pitches, noise))
+        sources, sums = self._source(f0, noises, torch.stack([state.phase_sums for state in states]))
+        for state, pitch, source, row_sums in zip(states, pitches, sources, sums, strict=True):
+            state.source = torch.cat([state.source, source[: len(pitch) * hop]])
+            state.phase_sums = row_sums
+
+    def _checked(self, rows: Sequence[Tensor]) -> list[tuple[Tensor, int, int]]:
+        """Clamped samples on the CPU of [frames, 480] each, how many were clamped, and how many are no numbers."""
+        samples = torch.cat(list(rows))
+        counts = torch.stack([(samples.abs() > self.audio_limit).sum(1), samples.isnan().sum(1)], 1)
+        limited = samples.clamp(-self.audio_limit, self.audio_limit)
+        # The one copy, and with it the one wait. Then numpy: torch would start threads for so much memory.
+        host = torch.cat([limited.flatten(), counts.flatten().to(samples)]).cpu().numpy()
+        waves = host[: samples.numel()].reshape(samples.shape)
+        frame_counts = host[samples.numel() :].reshape(-1, 2)
+        ends = np.cumsum([len(row) for row in rows])[:-1]
+        return [
+            (torch.from_numpy(wave.reshape(-1)), int(count[:, 0].sum()), int(count[:, 1].sum()))
+            for wave, count in zip(np.split(waves, ends), np.split(frame_counts, ends), strict=True)
+        ]
+
+
+class PlainHiFT:
+    """The modules as they are loaded, a window at a time, f0 in float64 (spec 5.1): the truth, and the way of a CPU."""
+
+    def __init__(self, hift: HiFT) -> None:
+        device = hift.conv_pre.weight.device
+        self._f0_net = _folded_copy(F0Predictor(hift.config.f0), hift.f0_predictor, device, torch.float64)
+        self._hift = _folded_copy(HiFT(hift.config), hift, device, torch.float32)
+
+    def pitch(self, mels: Sequence[Tensor], ends: Sequence[bool]) -> list[Tensor]:
+        return [self._f0_net(mel[None], is_last=is_last)[0] for mel, is_last in zip(mels, ends, strict=True)]
+
+    def samples(self, windows: Sequence[Window]) -> list[Tensor]:
+        return [
+            self._hift.decode(window.mel[None], window.source[None], is_last=window.is_last)[0] for window in windows
+        ]
+
+    def describe(self) -> str:
+        return "torch"
+
+
+def build_runner(hift: HiFT) -> HiFTRunner:
+    """The plain modules on a CPU, on a GPU the packed form with its graphs."""
+    device = hift.conv_pre.weight.device
+    if device.type == "cuda":
+        return packed_runner(hift, device, graph_bytes=GRAPH_BYTES)
+    return PlainHiFT(hift)
+
+
+def packed_runner(hift: HiFT, device: torch.device, graph_bytes: int = 0) -> PackedHiFT:
+    """Weight norm is folded in float64 on the CPU, so that each device gets the same weights."""
+    folded = _folded_copy(HiFT(hift.config), hift, torch.device("cpu"), torch.float64)
+    return PackedHiFT(folded, device, graph_bytes=graph_bytes)
 
 
 def _folded_copy(empty: ModuleT, loaded: nn.Module, device: torch.device, dtype: torch.dtype) -> ModuleT:

@@ -105,3 +105,24 @@ def test_another_hop_is_expected_where_the_plan_makes_it_likely():
             assert schedule.next(available, finished=False)
             expects.append(schedule.hops_again)
         assert expects == expected
+
+
+def test_an_urgent_stream_takes_what_there_is_by_whole_steps_of_the_grid():
+    schedule = ChunkSchedule(87, hops="throughput")
+    assert schedule.next(41, False) == Cut(41, False)
+    assert schedule.next(65, False, is_urgent=True) is None  # one token short of a step and the look-ahead
+    assert schedule.next(119, False) is None
+    assert schedule.next(119, False, is_urgent=True) == Cut(113 + 3, False, is_extra=True)
+    assert schedule.hops_again
+    assert schedule.next(125, True, is_urgent=True) == Cut(125, True)
+
+
+def test_the_first_hop_is_never_cut_short():
+    schedule = ChunkSchedule(87)
+    assert schedule.next(40, False, is_urgent=True) is None
+
+
+def test_a_hop_that_comes_in_time_is_not_an_extra_one():
+    schedule = ChunkSchedule(0)
+    assert schedule.next(28, False, is_urgent=True) == Cut(28, False)
+    assert schedule.next(78, False, is_urgent=True) == Cut(78, False)

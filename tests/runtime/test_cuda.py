@@ -5,7 +5,9 @@ import pytest
 import torch
 
 from runtime import Engine, EngineSettings, SpeechRequest
-from runtime.stage1.base import build_stage1
+from runtime.stage1.base import build_solver, build_stage1
+from runtime.stage1.decoder import Stage1
+from runtime.stage1.noise import NoiseBank
 from tests import golden
 from tests.runtime.stage1.tiny_flow import prepared, tiny_flow, tiny_vocoder
 
@@ -14,12 +16,10 @@ TEXT = "The quick brown fox jumps."
 
 
 def test_the_flow_gives_the_official_mel():
-    from runtime.stage1.decoder import Stage1
-    from runtime.stage1.noise import NoiseBank
-
     io, device = golden.load("stream_io"), torch.device("cuda")
     flow, noise = tiny_flow().to(device), NoiseBank(device)
-    stage1 = Stage1(flow, flow.estimator, tiny_vocoder(), noise)
+    stage1 = Stage1(flow, build_solver(flow, EngineSettings()), tiny_vocoder(), noise)
+    assert stage1.describe()["flow estimator"].startswith("fused, ")
     state = stage1.open(prepared(io["prompt_token"], io["prompt_feat"], io["embedding"]))
     mel = stage1.new_mel(state, io["token"][0].long(), is_last=True).cpu()
     torch.testing.assert_close(mel[None], io["offline.mel"], atol=1e-3, rtol=0)

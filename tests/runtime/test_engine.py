@@ -306,10 +306,10 @@ def test_an_exception_in_stage_1_reaches_its_own_stream(engine, voice, monkeypat
     """Trap 31."""
     begin = engine._stage1.begin
 
-    def failing(chunk):
+    def failing(chunk, voices):
         if chunk.state.stretch.speed == 1.5:
             raise error
-        return begin(chunk)
+        return begin(chunk, voices)
 
     monkeypatch.setattr(engine._stage1, "begin", failing)
     with engine.stream(request(voice, text=LONG)) as neighbour:
@@ -357,10 +357,10 @@ def test_an_error_between_chunks_follows_the_sound_that_was_made(engine, voice, 
     """Trap 31: a done marker always follows."""
     begin = engine._stage1.begin
 
-    def failing_at_the_end(chunk):
+    def failing_at_the_end(chunk, voices):
         if chunk.is_last:
             raise RuntimeError("torn")
-        return begin(chunk)
+        return begin(chunk, voices)
 
     monkeypatch.setattr(engine._stage1, "begin", failing_at_the_end)
     heard = []

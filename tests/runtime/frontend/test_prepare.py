@@ -15,12 +15,12 @@ TEXT = "Good morning, dear neighbours."
 
 @pytest.fixture(scope="module")
 def frontend(tiny_checkpoint):
-    return Frontend(tiny_checkpoint, EngineSettings())
+    return Frontend(tiny_checkpoint, EngineSettings(), torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
 def official(tiny_checkpoint):
-    return Frontend(tiny_checkpoint, EngineSettings(fidelity="official"))
+    return Frontend(tiny_checkpoint, EngineSettings(fidelity="official"), torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ def test_engine_is_built_from_a_checkpoint_and_speaks(checkpoint, choice):
 
 
 def test_unknown_engine_is_refused_with_the_way_out(checkpoint):
-    with pytest.raises(EngineUnavailable, match="'onnx'; choose auto or torch or vllm"):
+    with pytest.raises(EngineUnavailable, match="'onnx'; choose auto or torch or captured or vllm"):
         EngineSettings(stage0="onnx")
 
 

@@ -17,6 +17,7 @@ from runtime.stage0.lm import SpeechLM
 from runtime.stage0.torch_engine import TorchStage0
 from runtime.types import EndReason, SamplingParams, Stage0Prompt
 from tests import golden
+from tests.runtime.stage0.engines import build_captured, build_slots
 from tests.runtime.stage0.models import (
     GREEDY,
     RAS,
@@ -31,12 +32,18 @@ from tests.runtime.stage0.speaking import Spoken, finish, many, speak, take
 
 Build = Callable[..., Stage0]  # (lm, max_streams, fidelity)
 needs_vllm = pytest.mark.skipif(installed_vllm() is None, reason="needs vLLM")
-ENGINES = ("torch", pytest.param("vllm", marks=needs_vllm))
+ENGINES = (
+    "torch",
+    "slots",  # the books of the captured engine over the plain module
+    pytest.param("captured", marks=pytest.mark.cuda),
+    pytest.param("vllm", marks=needs_vllm),
+)
 
 
 @pytest.fixture(params=ENGINES)
 def build(request) -> Build:
-    return TorchStage0 if request.param == "torch" else request.getfixturevalue("build_vllm")
+    builders: dict[str, Build] = {"torch": TorchStage0, "slots": build_slots, "captured": build_captured}
+    return builders.get(request.param) or request.getfixturevalue("build_vllm")
 
 
 @pytest.fixture(autouse=True)
@@ -227,7 +234,8 @@ def test_nan_in_a_prompt_ends_that_request_and_no_other(build, sampling):
     take(engine, spoken)
     engine.add(1, prompt(text=[1, 7, 3] * 20), sampling, 6)
     engine.add(2, healthy, sampling, 5)
-    take(engine, spoken)
+    while not {1, 2} <= spoken.keys():  # a step may be under way already when they join
+        take(engine, spoken)
     assert spoken[1].end is EndReason.ERROR
     assert "NaN" in str(spoken[1].error)
     engine.add(3, healthy, sampling, 5)  # takes the memory that the broken one left
@@ -323,6 +331,15 @@ def test_key_can_be_used_again_once_its_stream_is_gone(build):
     engine = build(seeded_lm())
     first = speak(engine, prompt(), RAS, 3)
     assert speak(engine, prompt(), RAS, 3) == first
+
+
+def test_closing_ends_every_stream_and_can_be_repeated(build):
+    engine = build(seeded_lm(), max_streams=5)
+    engine.add(1, prompt(min_tokens=9), RAS, 1)
+    engine.step()
+    engine.close()
+    engine.close()
+    assert engine.live_streams == 0
 
 
 def test_engine_tells_what_is_live(build):

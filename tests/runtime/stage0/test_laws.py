@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from runtime.errors import GenerationError
-from runtime.stage0.laws import Laws, next_token_law, pick, uniform
+from runtime.stage0.laws import Laws, next_token_law, philox, pick, two_draws, uniform
 from runtime.stage0.sampling import candidates, draw
 from runtime.types import SamplingParams
 from tests import golden
@@ -56,7 +56,7 @@ def only(*ids: int, at: float = 0.0) -> Tensor:
 
 
 def mask(*ids: int, size: int = V) -> Tensor:
-    return torch.zeros(size, dtype=torch.bool).index_fill(0, torch.tensor(ids), True)
+    return torch.zeros(size, dtype=torch.bool).index_fill(0, torch.tensor(ids, dtype=torch.long), True)
 
 
 def reference_draws(row: Tensor, history: list[int], params: SamplingParams, draws: int, forbidden: Tensor) -> Tensor:
@@ -136,6 +136,23 @@ def test_law_is_that_of_the_sampler_which_draws_one_row(params):
     generator = seeded(5)
     counts = torch.tensor([draw(row, history, params, generator) for _ in range(5_000)]).bincount(minlength=SMALL)
     statistic, freedom = chi_square(counts, one_law(row, params, history))
+    assert statistic < freedom + 5 * math.sqrt(2 * max(freedom, 1)), (statistic, freedom)
+
+
+@pytest.mark.parametrize("history", [[], [0, 2, 11, 0], [0, 1, 2, 3, 4]])
+@pytest.mark.parametrize("params", [RAS, replace(STANDARD, top_k=6), replace(RAS, window=4, repeat_threshold=0.5)])
+def test_two_draws_of_many_rows_have_the_written_law(params, history):
+    """Rows with the same scores, each with a seed of its own; a million of them on a GPU in test_captured.py."""
+    row, rows = torch.linspace(2, -2, SMALL), 100_000
+    window = history[max(0, len(history) - params.window) :]
+    recent = torch.tensor([window + [SMALL] * (10 - len(window))])
+    forbidden, seen = mask(5, size=SMALL)[None], mask(*history, size=SMALL)[None]
+    numbers = philox(torch.arange(rows) * 7919 + 13, torch.full((rows,), len(history)))
+    laws = Laws.of([params], SMALL, row.device)
+    tokens, broken = two_draws(row.expand(rows, SMALL), laws, recent, forbidden, seen, numbers)
+    assert not broken.any()
+    law = one_law(row, params, history, forbidden[0])
+    statistic, freedom = chi_square(tokens.bincount(minlength=SMALL), law)
     assert statistic < freedom + 5 * math.sqrt(2 * max(freedom, 1)), (statistic, freedom)
 
 
@@ -240,3 +257,21 @@ def test_numbers_depend_on_seed_and_position_alone_and_fill_the_interval():
     counts = torch.histc(torch.tensor(numbers), 20, 0, 1)
     assert chi_square(counts.long(), torch.full((20,), 1 / 20))[0] < 19 + 5 * math.sqrt(38)
     assert uniform(2**64 - 1, 0) != uniform(0, 0) == uniform(2**64, 0)
+
+
+def test_philox_gives_the_published_words():
+    """Known answers of the authors' test vectors for Philox 4x32-10; the seed is the key, the position the counter."""
+    zero = torch.tensor([0])
+    words = philox(zero, zero)[0] * 2.0**32
+    assert [int(word) for word in words] == [0x6627E8D5, 0xE169C58D]
+    assert (philox(~zero, ~zero) < 1).all()
+
+
+def test_philox_depends_on_seed_and_position_alone_and_fills_the_interval():
+    seeds, positions = torch.arange(40).repeat_interleave(100), torch.arange(100).repeat(40)
+    numbers = philox(seeds, positions)
+    assert torch.equal(numbers[1234], philox(seeds[1234:1235], positions[1234:1235])[0])
+    assert len(numbers.flatten().unique()) == 8000
+    for column in numbers.T:
+        counts = torch.histc(column.float(), 20, 0, 1)
+        assert chi_square(counts.long(), torch.full((20,), 1 / 20))[0] < 19 + 5 * math.sqrt(38)

@@ -17,6 +17,7 @@ from runtime.errors import CheckpointError, GenerationError
 from runtime.settings import EngineSettings
 from runtime.stage1.base import build_stage1
 from runtime.stage1.decoder import Chunk, Stage1
+from runtime.stage1.solver import Piece, Solved
 from runtime.types import PreparedReference
 from tests import golden
 from tests.runtime.stage1 import tiny_hift
@@ -194,6 +195,41 @@ def test_chunks_of_several_segments_are_solved_together_and_fail_apart(
         assert isinstance(outcome, Tensor) and outcome.shape == alone.shape
         if len(alone):
             assert (outcome - alone).square().mean() < 1e-4 * alone.square().mean()  # 40 dB; float32 phase (spec 5.2)
+
+
+def test_a_solve_that_fails_ends_only_those_it_fails_for_alone(
+    reference: PreparedReference, tokens: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What breaks a group, say for want of memory, may be one long piece."""
+    stage1 = tiny_stage1()
+    solve = stage1._solver.solve
+
+    def scarce(pieces: list[Piece]) -> list[Solved]:
+        if sum(piece.frames for piece in pieces) > 150:
+            raise torch.OutOfMemoryError("out of memory")
+        return solve(pieces)
+
+    monkeypatch.setattr(stage1._solver, "solve", scarce)
+    lengths = (20, 100, 30)
+    outcomes = stage1.decode_together([Chunk(stage1.open(reference), tokens[:count], True) for count in lengths])
+    assert isinstance(outcomes[1], torch.OutOfMemoryError)
+    for count, outcome in ((20, outcomes[0]), (30, outcomes[2])):
+        assert isinstance(outcome, Tensor) and torch.equal(outcome, spoken(tiny_stage1(), reference, tokens[:count]))
+
+
+def test_new_voices_of_a_group_are_solved_together_and_each_once(
+    reference: PreparedReference, tokens: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage1, solved = tiny_stage1(), []
+    solve = stage1._solver.solve
+    monkeypatch.setattr(stage1._solver, "solve", lambda pieces: solved.append(len(pieces)) or solve(pieces))
+    voices = [dataclasses.replace(reference, key=name) for name in ("a", "b", "a")]
+    broken = dataclasses.replace(reference, key="c", mel=torch.full_like(reference.mel, torch.nan))
+    chunks = [Chunk(stage1.open(voice), tokens[:48], False) for voice in (*voices, broken)]
+    outcomes = stage1.decode_together(chunks)
+    assert solved == [3, 3]
+    assert all(isinstance(outcome, Tensor) for outcome in outcomes[:3]) and "NaN" in str(outcomes[3])
+    assert len(stage1.voices) == 2
 
 
 def model_config() -> ModelConfig:

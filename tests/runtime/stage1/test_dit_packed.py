@@ -50,13 +50,13 @@ def piece(frames: int, chunked: bool = True, seed: int = 0) -> Piece:
     return Piece(noise, mu, cond, torch.randn(80, generator=generator), chunked)
 
 
-def after(whole: Piece, past: Past, keep: tuple[int, ...] = ()) -> Piece:
+def after(whole: Piece, past: Past, keep: int = 0) -> Piece:
     """The frames of a piece behind a past."""
     rest = {name: getattr(whole, name)[:, past.frames :] for name in ("noise", "mu", "cond")}
     return dataclasses.replace(whole, **rest, past=past, keep=keep)
 
 
-def ending(whole: Piece, frames: int, keep: tuple[int, ...] = ()) -> Piece:
+def ending(whole: Piece, frames: int, keep: int = 0) -> Piece:
     start = {name: getattr(whole, name)[:, :frames] for name in ("noise", "mu", "cond")}
     return dataclasses.replace(whole, **start, keep=keep)
 
@@ -113,29 +113,30 @@ def test_a_hop_behind_its_past_equals_the_whole_solve(packed: PackedSolver, exac
     whole = piece(230)
     for solver, tolerance in ((exact, 1e-10), (packed, 1e-5)):
         (alone,) = solver.solve([whole])
-        (first,) = solver.solve([ending(whole, 150, keep=(50, 100, 150))])
-        for past in first.pasts:
+        (first,) = solver.solve([ending(whole, 150, keep=150)])
+        assert first.past
+        for past in (Past(first.past.blocks[:count]) for count in (1, 2, 3)):
             assert worst(mels(solver, [after(whole, past)]), [alone.mel[:, past.frames :]]) < tolerance
 
 
 def test_a_past_may_be_built_hop_by_hop(exact: PackedSolver) -> None:
     whole = piece(230)
     (alone,) = mels(exact, [whole])
-    (hop,) = exact.solve([ending(whole, 50, keep=(50,))])
-    parts, past = [hop.mel], hop.pasts[0]
+    (hop,) = exact.solve([ending(whole, 50, keep=50)])
+    parts, past = [hop.mel], hop.past
     for end in (100, 200):
-        rest = after(ending(whole, end), past, keep=(end,))
+        rest = after(ending(whole, end), past, keep=end)
         (hop,) = exact.solve([rest])
         parts.append(hop.mel)
-        (past,) = hop.pasts
+        past = hop.past
     parts += mels(exact, [after(whole, past)])
     assert worst([torch.cat(parts, dim=-1)], [alone]) < 1e-10
 
 
 def test_streams_with_and_without_a_past_share_a_solve(exact: PackedSolver, truth: PlainSolver) -> None:
     wholes = [piece(frames, seed=7) for frames in (130, 200, 51)]
-    pasts = [exact.solve([dataclasses.replace(one, keep=(50,))])[0].pasts[0] for one in wholes]
-    mixed = [after(wholes[0], pasts[0]), wholes[1], after(wholes[2], pasts[2], keep=()), piece(99, chunked=False)]
+    pasts = [exact.solve([dataclasses.replace(one, keep=50)])[0].past for one in wholes]
+    mixed = [after(wholes[0], pasts[0]), wholes[1], after(wholes[2], pasts[2]), piece(99, chunked=False)]
     found = mels(exact, mixed)
     expected = mels(truth, [*wholes, piece(99, chunked=False)])
     expected = [whole[:, -len(mel[0]) :] for whole, mel in zip(expected, found, strict=True)]
@@ -143,16 +144,16 @@ def test_streams_with_and_without_a_past_share_a_solve(exact: PackedSolver, trut
 
 
 def test_a_past_weighs_what_was_foretold(packed: PackedSolver) -> None:
-    (solved,) = packed.solve([dataclasses.replace(piece(120), keep=(50, 100))])
-    for past in solved.pasts:
-        assert past.num_bytes == packed.past_bytes(past.frames)
+    (solved,) = packed.solve([dataclasses.replace(piece(120), keep=100)])
+    assert solved.past and solved.past.frames == 100
+    assert solved.past.num_bytes == packed.past_bytes(100)
 
 
 def test_a_past_owns_its_memory(packed: PackedSolver) -> None:
     """What is kept is what is counted: no view holds the larger tensors of the solve alive."""
-    (solved,) = packed.solve([dataclasses.replace(piece(120), keep=(50,))])
-    (past,) = solved.pasts
-    parts = [*(kv for step in past.kv for kv in step), *(tail for step in past.tails for tail in step)]
+    (solved,) = packed.solve([dataclasses.replace(piece(120), keep=50)])
+    assert solved.past
+    parts = [part for block in solved.past.blocks for part in (block.kv, block.tails)]
     assert all(part.untyped_storage().nbytes() == part.numel() * part.element_size() for part in parts)
 
 
@@ -178,7 +179,7 @@ def test_a_half_precision_hop_behind_its_past_is_as_near_as_without(truth: Plain
     solver = PackedSolver(tiny_flow(EngineSettings(flow_precision="bfloat16")).estimator, STEPS, RATE)
     whole = piece(200)
     (expected,) = mels(truth, [whole])
-    (first,) = solver.solve([ending(whole, 100, keep=(100,))])
-    without, behind = mels(solver, [whole])[0][:, 100:], mels(solver, [after(whole, first.pasts[0])])[0]
+    (first,) = solver.solve([ending(whole, 100, keep=100)])
+    without, behind = mels(solver, [whole])[0][:, 100:], mels(solver, [after(whole, first.past)])[0]
     error, other = ((mel - expected[:, 100:]).square().mean() for mel in (behind, without))
     assert 10 * torch.log10(error / other) < 1.5

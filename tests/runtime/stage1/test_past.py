@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runtime.frontend.reference_cache import clip_key
 from runtime.stage1.decoder import Stage1
-from runtime.stage1.past import Past, StreamBudget, VoiceCache
+from runtime.stage1.past import Past, PastBlock, StreamBudget, VoiceCache
 from runtime.types import AudioClip, PreparedReference
 from tests import golden
 from tests.runtime.stage1.tiny_flow import prepared, tiny_flow, tiny_solver, tiny_stage1
@@ -50,7 +50,7 @@ def prompt_bytes(frames: int = 50) -> int:
 
 
 def past(frames: int) -> Past:
-    return Past(frames, [[torch.zeros(2, frames, 8)]], [(torch.zeros(2, 4, 0), torch.zeros(2, 4, 0))])
+    return Past(tuple(PastBlock(torch.zeros(1, 1, 2, 50, 8), torch.zeros(1, 2, 2, 0, 4)) for _ in range(frames // 50)))
 
 
 def test_hops_of_a_known_voice_equal_those_of_an_unknown_one(reference: PreparedReference, tokens: Tensor) -> None:
@@ -205,7 +205,7 @@ def test_a_stream_that_hops_again_solves_its_new_frames_alone(
     assert_same(found, hops(tiny_stage1("chunked", estimator="torch"), reference, tokens))
 
 
-@pytest.mark.parametrize("rooms", [1, 151, 399])
+@pytest.mark.parametrize("rooms", [1, 150, 250])
 def test_streams_that_do_not_fit_are_computed_again(reference: PreparedReference, tokens: Tensor, rooms: int) -> None:
     """Trap 45. There is room for no hop, for the first only, and for the first of one stream beside another's."""
     expected = hops(tiny_stage1(estimator="torch"), reference, tokens)
@@ -224,7 +224,7 @@ def test_a_stream_that_ends_or_is_dropped_gives_back_its_share(reference: Prepar
     ended, dropped = stage1.open(reference), stage1.open(reference)
     for state in (ended, dropped):
         stage1.new_mel(state, tokens[:48], is_last=False, keep=True)
-    assert stage1.streams.num_bytes == 2 * prompt_bytes(150)
+    assert stage1.streams.num_bytes == 2 * prompt_bytes(100)  # the voice's own 50 are counted with it
     stage1.new_mel(ended, tokens, is_last=True)
     assert ended.past is None and stage1.streams.num_bytes > 0
     gone = weakref.ref(dropped.past)
@@ -233,15 +233,16 @@ def test_a_stream_that_ends_or_is_dropped_gives_back_its_share(reference: Prepar
     assert gone() is None and stage1.streams.num_bytes == 0
 
 
-def test_a_share_may_grow_only_beside_what_it_replaces() -> None:
-    """While a hop is solved, the past it starts from is still there."""
+def test_a_share_may_grow_only_beside_those_of_others() -> None:
+    """It grows by what is new: the blocks of the past stay where they are."""
 
     class Owner:
         pass
 
     budget, owner = StreamBudget(100), Owner()
-    assert budget.claim(owner, 40) and budget.claim(owner, 60) and budget.num_bytes == 60
-    assert not budget.claim(owner, 80) and budget.num_bytes == 60
+    other = Owner()
+    assert budget.claim(owner, 40) and budget.claim(other, 30) and budget.claim(owner, 70) and budget.num_bytes == 100
+    assert not budget.claim(owner, 71) and budget.num_bytes == 100
     budget.release(owner)
     budget.release(owner)
-    assert budget.num_bytes == 0
+    assert budget.num_bytes == 30

@@ -1,13 +1,16 @@
+"""Streams through the vocoder, with the plain modules and with windows laid end to end."""
+
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
 from torch import Tensor
 
 from runtime.errors import GenerationError
+from runtime.stage1.hift import HiFT
 from runtime.stage1.noise import NoiseBank
-from runtime.stage1.vocoder import Vocoder
+from runtime.stage1.vocoder import HiFTRunner, MelChunk, PlainHiFT, Vocoder, packed_runner
 from tests import golden
 from tests.runtime.stage1 import tiny_hift
 
@@ -15,6 +18,12 @@ from tests.runtime.stage1 import tiny_hift
 @pytest.fixture(scope="module")
 def bank() -> NoiseBank:
     return NoiseBank(torch.device("cpu"))
+
+
+RUNNERS: dict[str, Callable[[HiFT], HiFTRunner]] = {
+    "plain": PlainHiFT,
+    "packed": lambda hift: packed_runner(hift, torch.device("cpu")),
+}
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +34,12 @@ def vocoder(bank: NoiseBank) -> Vocoder:
 @pytest.fixture(scope="module")
 def lively(bank: NoiseBank) -> Vocoder:
     return Vocoder(tiny_hift.lively_hift(), bank)
+
+
+@pytest.fixture(scope="module", params=RUNNERS)
+def either(request: pytest.FixtureRequest, bank: NoiseBank) -> Vocoder:
+    hift = tiny_hift.lively_hift()
+    return Vocoder(hift, bank, RUNNERS[request.param](hift))
 
 
 def whole(vocoder: Vocoder, mel: Tensor) -> Tensor:
@@ -79,6 +94,13 @@ def test_any_hop_gives_the_whole(lively: Vocoder, hop: int) -> None:
     assert_same(stream(lively, mel, range(hop, frames, hop)), whole(lively, mel))
 
 
+@pytest.mark.parametrize("hop", [9, 50, 100])
+def test_windows_end_to_end_give_the_whole_too(either: Vocoder, hop: int) -> None:
+    frames = 80 + hop
+    mel = tiny_hift.mel(frames)
+    assert_same(stream(either, mel, range(hop, frames, hop)), whole(either, mel))
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_any_schedule_gives_the_whole(lively: Vocoder, seed: int) -> None:
     draw = random.Random(seed)
@@ -90,7 +112,7 @@ def test_any_schedule_gives_the_whole(lively: Vocoder, seed: int) -> None:
 
 def test_pitch_of_the_lively_net_moves_as_in_song(lively: Vocoder) -> None:
     """Guards the tests above: with a flat or silent f0 they would prove little."""
-    f0 = lively._f0_net(tiny_hift.mel(140)[None])
+    (f0,) = lively._runner.pitch([tiny_hift.mel(140)], [True])
     assert f0.min() < 20 and f0.max() > 400
 
 
@@ -106,8 +128,64 @@ def test_short_utterances_and_short_ends(lively: Vocoder, frames: int, left: int
         assert_same([first, last], whole(lively, mel))
 
 
+def together(vocoder: Vocoder, mels: list[Tensor], hop: int) -> list[list[Tensor]]:
+    """Chunks of streams that hop at the same time until each has ended."""
+    states, chunks = [vocoder.open() for _ in mels], [[] for _ in mels]
+    for start in range(0, max(mel.shape[1] for mel in mels), hop):
+        live = [index for index, state in enumerate(states) if not state.is_finished]
+        outcomes = vocoder.decode_together(
+            [
+                MelChunk(
+                    states[index], mels[index][:, start : start + hop], is_last=start + hop >= mels[index].shape[1]
+                )
+                for index in live
+            ]
+        )
+        for index, samples in zip(live, outcomes, strict=True):
+            assert isinstance(samples, Tensor)
+            chunks[index].append(samples)
+    return chunks
+
+
+def signal_to_noise_db(samples: Tensor, expected: Tensor) -> float:
+    noise = (samples - expected).square().mean().clamp(min=1e-20)
+    return float(10 * torch.log10(expected.square().mean() / noise))
+
+
+@pytest.mark.parametrize("hop", [20, 64])
+def test_streams_in_company_sound_as_alone(either: Vocoder, hop: int) -> None:
+    """Trap 52: rows of one call have their own lengths, ends, phases and places in the noise."""
+    mels = [tiny_hift.mel(frames, seed) for seed, frames in enumerate((60, 95, 41, 5, 129, 20, 13, 8, 9))]
+    for mel, heard in zip(mels, together(either, mels, hop), strict=True):
+        alone = stream(either, mel, range(hop, mel.shape[1], hop))
+        assert [len(chunk) for chunk in heard] == [len(chunk) for chunk in alone]
+        assert signal_to_noise_db(torch.cat(heard), torch.cat(alone)) > 80
+
+
+def test_order_and_company_of_a_call_do_not_matter(either: Vocoder) -> None:
+    mels = [tiny_hift.mel(frames, seed) for seed, frames in enumerate((30, 45, 12, 70))]
+    forth = together(either, mels, hop=25)
+    back = together(either, mels[::-1], hop=25)[::-1]
+    for one, other in zip(forth, back, strict=True):
+        assert signal_to_noise_db(torch.cat(one), torch.cat(other)) > 80
+
+
+def test_a_row_without_numbers_ends_alone(either: Vocoder) -> None:
+    """Trap 43: the same call gives its neighbours what they get without it, and so does the next call."""
+    mels = [tiny_hift.mel(40, seed) for seed in range(3)]
+    broken = mels[1].clone()
+    broken[:, 10:] = float("nan")
+    calls = []
+    for middle in (broken, mels[1]):
+        chunks = [MelChunk(either.open(), mel, is_last=True) for mel in (mels[0], middle, mels[2])]
+        calls.append(either.decode_together(chunks))
+    first, error, last = calls[0]
+    assert isinstance(error, GenerationError) and "not numbers" in str(error)
+    assert torch.equal(first, calls[1][0]) and torch.equal(last, calls[1][2])
+    assert calls[1][1].isfinite().all()
+
+
 def test_streams_take_turns_without_meeting(lively: Vocoder) -> None:
-    """Trap 52: each stream is decoded by itself, whatever the others' lengths and ends are."""
     mels = [tiny_hift.mel(frames, seed) for seed, frames in enumerate((60, 95, 41))]
     states, chunks = [lively.open() for _ in mels], [[] for _ in mels]
     for start in range(0, 100, 20):

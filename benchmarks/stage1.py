@@ -1,0 +1,140 @@
+"""What does stage 1 make of recorded tokens: ms to the first sound, and seconds of sound per second?
+
+    python -m benchmarks.stage1 --device cuda --precision bfloat16 --out benchmarks/results/stage1-h200.json
+
+Flow and vocoder at the released size with random weights; tokens are seeded and all there at once, so stage 0 costs
+nothing here. 8 voices of 87 prompt tokens, their prompts' keys and values kept; a sentence is 5 s. `first hop` is from
+tokens to samples in host memory, opening included; `whole` is one solve per sentence; `streams` are the plan
+`throughput`: first hops, then the rest. Groups hold as many frames as the engine puts into one solve.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from benchmarks.stages import GRID, SHAPES, TOKEN_RATE, random_flow
+from benchmarks.timing import hardware, measure_together, row, write_json
+from benchmarks.vocoder import random_hift
+from runtime.batching import Ready, next_group
+from runtime.engine import GROUP_FRAMES
+from runtime.settings import EngineSettings
+from runtime.stage1.base import build_solver
+from runtime.stage1.decoder import Chunk, Stage1, Stage1State
+from runtime.stage1.noise import NoiseBank
+from runtime.stage1.vocoder import Vocoder
+from runtime.types import PreparedReference
+
+PROMPT, TOKENS, VOICES = 87, 125, 8
+FIRST = GRID + -PROMPT % GRID + 3  # tokens of a first hop, the look-ahead with them
+
+
+def build(device: torch.device, precision: Literal["float32", "bfloat16", "float16"]) -> Stage1:
+    flow = random_flow(SHAPES["released"], device, torch.float32)
+    solver = build_solver(flow, EngineSettings(flow_precision=precision))
+    noise = NoiseBank(device)
+    return Stage1(flow, solver, Vocoder(random_hift(device), noise), noise)
+
+
+def voices(count: int) -> list[PreparedReference]:
+    draw = torch.Generator().manual_seed(2)
+    return [
+        PreparedReference(
+            speech_tokens=torch.randint(6561, (PROMPT,), generator=draw),
+            mel=torch.randn(2 * PROMPT, 80, generator=draw) * 2 - 4,
+            speaker=torch.randn(192, generator=draw),
+            key=f"voice {number}",
+        )
+        for number in range(count)
+    ]
+
+
+class Load:
+    """Sentences that all wait for stage 1."""
+
+    def __init__(self, stage1: Stage1, streams: int, group_frames: int) -> None:
+        self._stage1, self._group_frames = stage1, group_frames
+        known = voices(VOICES)
+        draw = torch.Generator().manual_seed(3)
+        self._tokens = [torch.randint(6561, (TOKENS,), generator=draw) for _ in range(streams)]
+        self._voices = [known[number % VOICES] for number in range(streams)]
+
+    def first_hops(self) -> list[Stage1State]:
+        states = [self._stage1.open(voice) for voice in self._voices]
+        self._decode([Chunk(state, tokens[:FIRST], False) for state, tokens in zip(states, self._tokens, strict=True)])
+        return states
+
+    def whole(self) -> None:
+        self._rest([self._stage1.open(voice) for voice in self._voices])
+
+    def streamed(self) -> None:
+        self._rest(self.first_hops())
+
+    def _rest(self, states: Sequence[Stage1State]) -> None:
+        self._decode([Chunk(state, tokens, True) for state, tokens in zip(states, self._tokens, strict=True)])
+
+    def _decode(self, chunks: list[Chunk]) -> None:
+        waiting = [Ready(chunk, float(n), 2 * (PROMPT + len(chunk.tokens))) for n, chunk in enumerate(chunks)]
+        while waiting:
+            group = next_group(waiting, self._group_frames)
+            waiting = [one for one in waiting if one not in group]
+            for samples in self._stage1.decode_together([one.key for one in group]):
+                if not isinstance(samples, Tensor):
+                    raise samples
+
+
+def measure(stage1: Stage1, streams: Sequence[int], group_frames: int, repeats: int) -> list[dict[str, Any]]:
+    device = torch.device(stage1.describe()["stage 1 device"])
+    rows = []
+    for count in streams:
+        load = Load(stage1, count, group_frames)
+        seconds = count * TOKENS / TOKEN_RATE
+        arms: dict[str, tuple[Callable[[], object], float | None]] = {
+            "first hop": (load.first_hops, None),
+            "whole": (load.whole, seconds),
+            "streams": (load.streamed, seconds),
+        }
+        timings = measure_together(
+            {name: run for name, (run, _) in arms.items()}, repeats=repeats, warm_ups=3, device=device
+        )
+        for name, (_, sound) in arms.items():
+            rate = None if sound is None else round(1000 * sound / timings[name].p50_ms, 1)
+            rows.append(row(f"{count} x {name}", timings[name], audio_s_per_s=rate, gpu_gb=used_gb(device)))
+    return rows
+
+
+def used_gb(device: torch.device) -> float | None:
+    """Of the device's memory, whoever uses it."""
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    return round((total - free) / 1e9, 1)
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", choices=("float32", "bfloat16", "float16"), default="float32")
+    parser.add_argument("--streams", type=int, nargs="*", default=[1, 16, 64])
+    parser.add_argument("--group-frames", type=int, help="in one solve; left out, as the engine has it")
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--out", type=Path, help="JSON with settings and hardware")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    stage1 = build(device, options.precision)
+    options.group_frames = options.group_frames or GROUP_FRAMES[device.type]
+    print(hardware(device), stage1.describe())
+    rows = measure(stage1, options.streams, options.group_frames, options.repeats)
+    for one in rows:
+        print("  ".join(f"{name} {value}" for name, value in one.items()), flush=True)
+    if options.out:
+        settings = {name: value for name, value in vars(options).items() if name != "out"}
+        write_json(options.out, settings, device, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Draws the next token of every row on the GPU, one program a row, inside the captured step.
+
+The same two draws as `draws.two_draws` (which is the readable form), from the same numbers: a candidate out of the
+nucleus, and where that was said too recently a second one out of everything else. Nothing is sorted: the border of the
+nucleus is found by halving the range of scores. What it needs of a stream, and what changes with each token, lies in
+two tables with a line per slot.
+"""
+
+import triton
+import triton.language as tl
+
+from runtime.stage0.kernels import begin
+
+# Columns of the table of whole numbers, int64: the first three change with each token.
+TOKEN, POSITION, STEP, MIN_TOKENS, TOP_K, WINDOW, REPEATS, STANDARD, SEED = range(9)
+NUMBERS = 16  # columns, a power of two
+# and of the other one, float32
+TEMPERATURE, TOP_P, PENALTY = range(3)
+KNOBS = 4
+BROKEN = -1  # given out for a row in which nothing can be drawn
+
+
+@triton.jit
+def philox(seed, counter):
+    """Two numbers of 32 bits, as uint64: the first words of Philox 4x32-10 (Salmon et al., 2011) at (seed, counter)."""
+    mask = 0xFFFFFFFF
+    seed = seed.to(tl.uint64, bitcast=True)
+    counter = counter.to(tl.uint64, bitcast=True)
+    key_a, key_b = seed & mask, seed >> 32
+    a, b = counter & mask, counter >> 32
+    c, d = a & 0, a & 0
+    for _ in tl.static_range(10):
+        left, right = a * 0xD2511F53, c * 0xCD9E8D57
+        a, b, c, d = (right >> 32) ^ b ^ key_a, right & mask, (left >> 32) ^ d ^ key_b, left & mask
+        key_a = (key_a + 0x9E3779B9) & mask
+        key_b = (key_b + 0xBB67AE85) & mask
+    return a, b
+
+
+@triton.jit
+def _pick(weights, ids, number, SIZE: tl.constexpr):
+    """The id on which a number of 32 bits falls when the weights are laid end to end. Never one without weight."""
+    sums = tl.cumsum(weights.to(tl.float64), 0)
+    at = number.to(tl.float64) * (1.0 / 4294967296.0) * tl.max(sums, 0)
+    there = tl.min(tl.where((sums > at) & (weights > 0), ids, SIZE), 0)
+    return tl.where(there < SIZE, there, tl.max(tl.where(weights > 0, ids, 0), 0))
+
+
+@triton.jit
+def draw_kernel(
+    logits, slots, numbers, knobs, history, seen, drawn, spare,
+    early_from, early_to, V: tl.constexpr, P: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
+    OTHERS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """logits [R, V] -> drawn [R] int64, and every slot's line moved on by one token.
+
+    Ids early_from..early_to cannot come before min_tokens. `history` [S, P] int32 and `seen` [S, V] uint8 keep what a
+    slot has said. Rows of the slot `spare` are filler and leave no trace.
+    """
+    begin(EARLY)
+    row = tl.program_id(0)
+    slot = tl.load(slots + row).to(tl.int64)
+    line, other = numbers + slot * COLUMNS, knobs + slot * OTHERS
+    step = tl.load(line + 2)
+    ids = tl.arange(0, SIZE)
+    inf = float("inf")
+    scores = tl.load(logits + row * V + ids, mask=ids < V, other=-inf)
+    early = (step < tl.load(line + 3)) & (ids >= early_from) & (ids < early_to)
+    scores = tl.where((scores != scores) | early, -inf, scores)
+    best = tl.max(scores, 0)
+    scores = tl.where(best == inf, tl.where(scores == inf, 0.0, -inf), scores)  # an endless score takes everything
+    scores = tl.where(best == -inf, tl.where(ids < V, 0.0, -inf), scores)  # broken: told at the end
+    penalty = tl.load(other + 2)
+    if penalty != 1.0:
+        said = tl.load(seen + slot * V + ids, mask=ids < V, other=0) != 0
+        scores = tl.where(said, tl.where(scores > 0, scores / penalty, scores * penalty), scores)
+    temperature = tl.load(other + 0)
+    scores = (scores - tl.max(scores, 0)) / tl.where(temperature == 0, 1.0, temperature)
+    top = tl.min(tl.where(scores == 0, ids, SIZE), 0)
+    token = top
+    if temperature != 0:
+        standard = tl.load(line + 7) != 0
+        shares = tl.exp(scores)
+        key = (-scores).to(tl.int32, bitcast=True)  # 0 is the best, larger ones are worse
+        key = tl.where(scores == 0, 0, key)
+        # The top_k likeliest, equal ones in order of id.
+        wanted = tl.minimum(tl.load(line + 4), V).to(tl.int32)
+        low = -1
+        high = 0x7F800000
+        count = tl.where(wanted == V, wanted, V + 1)
+        while (high - low > 1) & (count != wanted):
+            middle = low + (high - low) // 2
+            count = tl.sum((key <= middle).to(tl.int32), 0)
+            enough = count >= wanted
+            high = tl.where(enough, middle, high)
+            low = tl.where(enough, low, middle)
+        inside = (key <= high) & (ids < V)
+        if count != wanted:
+            border = key == high
+            free = wanted - tl.sum((inside & (key < high)).to(tl.int32), 0)
+            inside = inside & ((key < high) | (tl.cumsum(border.to(tl.int32), 0) <= free))
+        # Of these, no more once their sum has reached top_p.
+        kept = tl.where(inside, shares, 0.0)
+        limit = tl.load(other + 1) * tl.where(standard, tl.sum(kept, 0), tl.sum(shares, 0))
+        if tl.sum(kept, 0) > limit:
+            low = -1  # `high` still holds all that are left
+            while high - low > 1:
+                middle = low + (high - low) // 2
+                enough = tl.sum(tl.where(key <= middle, kept, 0.0), 0) >= limit
+                high = tl.where(enough, middle, high)
+                low = tl.where(enough, low, middle)
+                between = tl.sum((inside & (key > low) & (key <= high)).to(tl.int32), 0)
+                low = tl.where(between <= 1, high, low)
+            border = inside & (key == high)
+            inside = inside & (key <= high)
+            if tl.sum(border.to(tl.int32), 0) > 1:
+                before = tl.sum(tl.where(key < high, kept, 0.0), 0)
+                each = tl.max(tl.where(border, kept, 0.0), 0)
+                order = tl.cumsum(border.to(tl.int32), 0) - 1
+                inside = inside & ((key < high) | (before + order.to(tl.float32) * each < limit))
+        first, second = philox(tl.load(line + 8), step)
+        token = _pick(tl.where(inside, shares, 0.0), ids, first, SIZE)
+        # Repetition-aware: what was said too recently is struck out, and the draw repeated over everything else.
+        window = tl.minimum(tl.load(line + 5), step)
+        repeats = 0
+        for start in range(0, window, 64):
+            back = start + tl.arange(0, 64)
+            recent = tl.load(history + slot * P + step - 1 - back, mask=back < window, other=-1)
+            repeats += tl.sum((recent == token).to(tl.int32), 0)
+        if (repeats >= tl.load(line + 6)) & ~standard:
+            rest = tl.where(ids == token, -inf, scores)
+            best_left = tl.max(rest, 0)
+            if best_left > -inf:
+                token = _pick(tl.exp(rest - best_left), ids, second, SIZE)
+    tl.store(drawn + row, tl.where(best == -inf, -1, token).to(tl.int64))
+    if slot != spare:
+        tl.store(line + 0, token.to(tl.int64))
+        tl.store(line + 1, tl.minimum(tl.load(line + 1) + 1, P - 1))
+        tl.store(line + 2, step + 1)
+        tl.store(history + slot * P + tl.minimum(step, P - 1), token.to(tl.int32))
+        tl.store(seen + slot * V + token, 1)

@@ -1,0 +1,342 @@
+"""HiFT for a GPU: windows of several streams laid end to end, few kernels, captured as CUDA graphs.
+
+Shapes: R rows of W frames (50 Hz) each with its own end, T slots of a frame in all; P positions at some rate to the
+frame, channels last. A row takes W + 1 slots: the spectrum of W frames has 120 W + 1 columns. Nothing of a row depends
+on its neighbours: convolutions stop at its begin, columns behind its end are taken out whatever they hold.
+
+The weights are those of hift.py in another order: an up-sampling and the convolution behind it become one convolution
+whose output has a channel for each of the repeats, the transforms and what reads their columns become products.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from runtime.stage1.causal import CausalUpsample1d
+from runtime.stage1.f0 import F0Predictor
+from runtime.stage1.graphs import CudaCapture, GraphTable
+from runtime.stage1.hift import MAGNITUDE_LIMIT, POST_SLOPE, HiFT, ResBlock, columns_per_element, columns_per_frame
+from runtime.stage1.row_convolution import Kernel, Precision, convolve, snake
+
+# Slots of the captured runs, four to the octave so that at most a fifth is idle. More at once gains nothing: from 512
+# on the card is full.
+GRAPH_SLOTS = (*(2**octave * quarter // 4 for octave in range(6, 11) for quarter in range(4, 8)), 2048)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Window:
+    """Mel [80, n] of one stream and its source [480 n]; unless it ends there, the last 4 frames are look-ahead."""
+
+    mel: Tensor
+    source: Tensor
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Block:
+    """A ResBlock: Snake slopes and convolutions in the order of use."""
+
+    alphas: tuple[Tensor, ...]
+    kernels: tuple[Kernel, ...]
+
+    def __call__(self, x: Tensor, begin: Tensor, rate: int) -> Tensor:
+        activated = snake(x, self.alphas[0])
+        for index in range(0, len(self.kernels), 2):
+            _, activated = convolve(
+                activated, self.kernels[index], begin, rate, activation="snake", alpha=self.alphas[index + 1]
+            )
+            further = index + 2 < len(self.kernels)
+            x, activated = convolve(
+                activated,
+                self.kernels[index + 1],
+                begin,
+                rate,
+                residual=x,
+                activation="snake" if further else "",
+                alpha=self.alphas[index + 2] if further else None,
+            )
+        return x
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stage:
+    up: Kernel
+    rate: int  # positions per frame of its output
+    from_source: Kernel
+    source_block: _Block
+    blocks: tuple[_Block, ...]
+    slope: float  # of the LeakyReLU behind it
+
+
+class PackedHiFT:
+    """Pitch and samples of many windows at once. Made from folded weights in float64, which are cast once."""
+
+    def __init__(self, hift: HiFT, device: torch.device, precision: Precision = "tf32", graph_bytes: int = 0) -> None:
+        """`precision` is that of the ResBlocks, nine tenths of the arithmetic.
+
+        What lies between them is a narrower place for errors, so that tf32 is made finer there; pitch and transforms
+        are float32 for real.
+        """
+        self.config = config = hift.config
+        self.device = device
+        self._lookahead = config.lookahead_frames
+        self._columns = columns_per_frame(config)
+        make = _Maker(device, precision)
+        condnet = [layer for layer in hift.f0_predictor.condnet if isinstance(layer, nn.Conv1d)]
+        self._pitch = [make.product(condnet[0].weight.flatten(1), condnet[0].bias)]
+        self._pitch += [make.convolution(layer, "ieee") for layer in condnet[1:]]
+        self._pitch_head = make.product(hift.f0_predictor.classifier.weight, hift.f0_predictor.classifier.bias)
+        window = hift.stft.window.double().cpu()
+        self._transform = make.product(_transform(window))
+        self._inverse = make.product(_inverse(window))
+        self._envelope = (window**2).view(-1, config.istft_hop).to(device, torch.float32)
+        self._pre = make.product(hift.conv_pre.weight.flatten(1), hift.conv_pre.bias)
+        self._post = make.convolution(hift.conv_post, make.finer)
+        self._stages = [_stage(hift, index, make) for index in range(len(config.upsample_rates))]
+        self._graphs: GraphTable[int] | None = None
+        self._inputs = self._new_inputs(GRAPH_SLOTS[-1] if graph_bytes else 0)
+        if graph_bytes:
+            self._capture(graph_bytes)
+
+    def pitch(self, mels: Sequence[Tensor], ends: Sequence[bool]) -> list[Tensor]:
+        """f0 [n] in Hz of mel [80, n] each; [n - 3] unless the stream ends there."""
+        ahead = F0Predictor.lookahead_frames
+        rows = [
+            _with_future(F.pad(mel, (0, ahead)) if is_last else mel, ahead)
+            for mel, is_last in zip(mels, ends, strict=True)
+        ]
+        lengths = [len(row) for row in rows]
+        begin = np.repeat(np.cumsum([0, *lengths[:-1]], dtype=np.int32), lengths)
+        starts = torch.from_numpy(begin).to(self.device, non_blocking=True)
+        x = torch.cat(rows)
+        for kernel in self._pitch:
+            _, x = convolve(x, kernel, starts, 1, activation="elu")
+        f0, _ = convolve(x, self._pitch_head, starts, 1)
+        return list(f0[:, 0].abs().split(lengths))
+
+    def samples(self, windows: Sequence[Window]) -> list[Tensor]:
+        """Samples [480 W] before the clamp: W is n, or n - 4 when more mel follows; then the last frame waits."""
+        lengths = [window.mel.shape[1] - (0 if window.is_last else self._lookahead) for window in windows]
+        out: list[Tensor] = []
+        for first, last in _groups(lengths, GRAPH_SLOTS[-1]):
+            out += self._run(windows[first:last], lengths[first:last])
+        return out
+
+    def describe(self) -> str:
+        """How it runs, for people."""
+        if self._graphs is None:
+            return "packed, no graphs"
+        return f"packed, {len(self._graphs)} graphs in {self._graphs.num_bytes / 2**20:.0f} MiB"
+
+    def _run(self, windows: Sequence[Window], lengths: Sequence[int]) -> list[Tensor]:
+        hop = self.config.samples_per_frame
+        starts = [0, *np.cumsum([length + 1 for length in lengths]).tolist()]
+        slots = next((size for size in GRAPH_SLOTS if size >= starts[-1]), starts[-1])
+        inputs = self._inputs if slots <= len(self._inputs.mel) else self._new_inputs(slots)
+        for window, length, start in zip(windows, lengths, starts, strict=False):
+            mel = F.pad(window.mel, (0, self._lookahead)) if window.is_last else window.mel
+            inputs.mel[start : start + length].unflatten(1, (len(mel), -1)).copy_(_taps(mel, self._lookahead))
+            source = inputs.source[start * hop : (start + length) * hop + self.config.istft_n_fft]
+            source.copy_(_edged(window.source, length * hop, self.config.istft_n_fft // 2))
+        inputs.borders[:, :slots].copy_(_borders(lengths, slots), non_blocking=True)
+        if self._graphs is None:
+            samples = self._generate(inputs, slots)
+        else:
+            samples = self._graphs.run(slots, lambda: self._generate(inputs, slots))
+        # Copies: the next replay writes into the same memory.
+        return [
+            samples[start * hop : (start + length) * hop].clone()
+            for start, length in zip(starts, lengths, strict=False)
+        ]
+
+    def _generate(self, inputs: "_Inputs", slots: int) -> Tensor:
+        """Samples [480 T] of the inputs' first T slots."""
+        begin, end = inputs.borders[0, :slots], inputs.borders[1, :slots]
+        column = torch.arange(slots * self._columns, device=self.device)
+        row_begin = begin.repeat_interleave(self._columns, output_size=len(column)) * self._columns
+        valid = (column <= end.repeat_interleave(self._columns, output_size=len(column)) * self._columns)[:, None]
+        frames = inputs.source.unfold(0, self.config.istft_n_fft, self.config.istft_hop)[: len(column)].contiguous()
+        spectrum, _ = convolve(frames, self._transform, begin, self._columns)
+        edge = max(self._columns // stage.rate for stage in self._stages)
+        spectrum = F.pad(torch.where(valid, spectrum, 0.0), (0, 0, edge - 1, edge + 1))
+        x, _ = convolve(inputs.mel[:slots], self._pre, begin, 1)
+        x = F.leaky_relu(x, self.config.leaky_slope)
+        rate = 1
+        for stage in self._stages:
+            x = convolve(x, stage.up, begin, rate)[0].view(stage.rate * slots, -1)
+            rate = stage.rate
+            if rate == self._columns:  # one element more in front, a reflection, to make as many as columns (spec 9.27)
+                x = x[torch.where(column == row_begin, column + 1, column - 1)]
+            x = x + self._from_source(stage, spectrum, begin, edge)
+            blocks = [block(x, begin, rate) for block in stage.blocks]
+            x = F.leaky_relu(reduce(torch.add, blocks) / len(blocks), stage.slope)
+        return self._synthesize(convolve(x, self._post, begin, rate)[0], valid)
+
+    def _from_source(self, stage: _Stage, spectrum: Tensor, begin: Tensor, edge: int) -> Tensor:
+        """What a stage hears of the source. Element n sees columns n * stride - (stride - 1) to (n + 1) * stride."""
+        stride, positions = self._columns // stage.rate, stage.rate * len(begin)
+        seen = stage.from_source.weight.shape[2] // spectrum.shape[1]
+        first = spectrum[edge - stride if seen > 1 else edge - 1 :]
+        windows = first.as_strided((positions, seen * first.shape[1]), (stride * first.shape[1], 1)).contiguous()
+        x, _ = convolve(windows, stage.from_source, begin, stage.rate)
+        return stage.source_block(x, begin, stage.rate)
+
+    def _synthesize(self, head: Tensor, valid: Tensor) -> Tensor:
+        """Inverse transform and overlap-add: column n sounds in the 16 samples from 4 n - 8 on."""
+        bins = head.shape[1] // 2
+        magnitude = head[:, :bins].clamp(max=math.log(MAGNITUDE_LIMIT)).exp()
+        phase = torch.sin(head[:, bins:])
+        spectrum = torch.where(valid, torch.cat([magnitude * torch.cos(phase), magnitude * torch.sin(phase)], 1), 0.0)
+        frames = F.linear(spectrum, self._inverse.weight[0])
+        envelope = valid * self._envelope.flatten()
+        return (self._overlap_add(frames) / self._overlap_add(envelope)).flatten()
+
+    def _overlap_add(self, frames: Tensor) -> Tensor:
+        """[N, n_fft] -> [N, hop]; where no column is valid the result means nothing."""
+        parts = len(self._envelope)
+        before = parts // 2 - 1
+        blocks = F.pad(frames, (0, 0, before, parts - 1 - before)).unflatten(1, (parts, -1))
+        return reduce(torch.add, (blocks[parts - 1 - part :][: len(frames), part] for part in range(parts)))
+
+    def _new_inputs(self, slots: int) -> "_Inputs":
+        config = self.config
+        return _Inputs(
+            torch.zeros(slots, config.mel_bins * (self._lookahead + 1), device=self.device),
+            torch.zeros(slots * config.samples_per_frame + config.istft_n_fft, device=self.device),
+            torch.zeros(2, slots, dtype=torch.int32, device=self.device),
+        )
+
+    @torch.inference_mode()
+    def _capture(self, limit_bytes: int) -> None:
+        self._graphs = GraphTable(CudaCapture(self.device), limit_bytes=limit_bytes)
+        for slots in reversed(GRAPH_SLOTS):
+            self._graphs.capture(slots, lambda slots=slots: self._generate(self._inputs, slots))  # type: ignore[misc]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Inputs:
+    """Fixed memory that graphs read. Slots that no row takes hold what an earlier call left there."""
+
+    mel: Tensor  # [T, 80 * 5]: a frame and the four behind it
+    source: Tensor  # [480 T + 16]: sample s of a slot lies at 480 slot + 8 + s, 8 more at both ends of a row
+    borders: Tensor  # [2, T] int32: where the row of a slot begins, and the slot behind its last frame
+
+
+def _taps(mel: Tensor, ahead: int) -> Tensor:
+    """[80, n] -> [n - ahead, 80, ahead + 1]: each frame with those behind it."""
+    return mel.unfold(1, ahead + 1, 1).transpose(0, 1)
+
+
+def _with_future(mel: Tensor, ahead: int) -> Tensor:
+    return _taps(mel, ahead).flatten(1)
+
+
+def _edged(source: Tensor, samples: int, edge: int) -> Tensor:
+    """So many samples with `edge` more at either end: what follows, or the reflection where nothing does."""
+    right = max(0, samples + edge - len(source))
+    return F.pad(source[None], (edge, right), mode="reflect")[0, : samples + 2 * edge]
+
+
+def _borders(lengths: Sequence[int], slots: int) -> Tensor:
+    """For each slot the begin and end of its row; idle slots are a row of their own, of which nothing is valid."""
+    sizes = np.array(lengths) + 1
+    first = np.cumsum(sizes) - sizes
+    idle = slots - int(sizes.sum())
+    begin = np.append(np.repeat(first, sizes), np.full(idle, slots - idle))
+    end = np.append(np.repeat(first + sizes - 1, sizes), np.full(idle, -1))
+    return torch.from_numpy(np.stack([begin, end]).astype(np.int32))
+
+
+def _groups(lengths: Sequence[int], limit: int) -> list[tuple[int, int]]:
+    """Neighbours that are run together: (first, behind last). A row above the limit runs alone."""
+    groups, first, slots = [], 0, 0
+    for index, length in enumerate(lengths):
+        if index > first and slots + length + 1 > limit:
+            groups.append((first, index))
+            first, slots = index, 0
+        slots += length + 1
+    return [*groups, (first, len(lengths))]
+
+
+class _Maker:
+    """Brings weights into the layout of the kernels."""
+
+    def __init__(self, device: torch.device, precision: Precision) -> None:
+        self._device = device
+        self._precision = precision
+        self.finer: Precision = "tf32x3" if precision == "tf32" else precision
+
+    def kernel(self, weight: Tensor, bias: Tensor | None, dilation: int, precision: Precision) -> Kernel:
+        bias = weight.new_zeros(weight.shape[1]) if bias is None else bias
+        weight, bias = (part.to(self._device, torch.float32).contiguous() for part in (weight, bias))
+        return Kernel(weight, bias, dilation, precision)
+
+    def tensor(self, value: Tensor) -> Tensor:
+        return value.to(self._device, torch.float32).contiguous()
+
+    def product(self, weight: Tensor, bias: Tensor | None = None) -> Kernel:
+        """[C_out, C_in], without a look to the left."""
+        return self.kernel(weight[None], bias, 1, "ieee")
+
+    def convolution(self, conv: nn.Conv1d, precision: Precision | None = None) -> Kernel:
+        return self.kernel(conv.weight.permute(2, 0, 1), conv.bias, conv.dilation[0], precision or self._precision)
+
+    def upsampling(self, conv: CausalUpsample1d) -> Kernel:
+        """Output phase f of an input sees the input that lies ceil((back - f) / rate) before it through tap `back`."""
+        out_channels, in_channels, taps = conv.weight.shape
+        reach = -(-(taps - 1) // conv.rate)
+        weight = conv.weight.new_zeros(reach + 1, conv.rate, out_channels, in_channels)
+        for phase in range(conv.rate):
+            for back in range(taps):
+                weight[reach + (phase - back) // conv.rate, phase] += conv.weight[..., taps - 1 - back]
+        assert conv.bias is not None
+        return self.kernel(weight.flatten(1, 2), conv.bias.repeat(conv.rate), 1, self.finer)
+
+    def block(self, block: ResBlock) -> _Block:
+        pairs = zip(block.activations1, block.convs1, block.activations2, block.convs2, strict=True)
+        layers: list[tuple[Any, Any]] = []
+        for snake1, conv1, snake2, conv2 in pairs:
+            layers += [(snake1, conv1), (snake2, conv2)]
+        return _Block(
+            tuple(self.tensor(activation.alpha) for activation, _ in layers),
+            tuple(self.convolution(conv) for _, conv in layers),
+        )
+
+
+def _stage(hift: HiFT, index: int, make: _Maker) -> _Stage:
+    config, blocks = hift.config, len(hift.config.resblock_kernels)
+    up, down, source_block = (cast(Any, part[index]) for part in (hift.ups, hift.source_downs, hift.source_resblocks))
+    return _Stage(
+        make.upsampling(up),
+        columns_per_frame(config) // columns_per_element(config, index),
+        make.product(down.weight.transpose(1, 2).flatten(1), down.bias),
+        make.block(source_block),
+        tuple(make.block(cast(ResBlock, block)) for block in hift.resblocks[index * blocks : (index + 1) * blocks]),
+        POST_SLOPE if index == len(config.upsample_rates) - 1 else config.leaky_slope,
+    )
+
+
+def _angles(window: Tensor) -> Tensor:
+    n_fft = len(window)
+    return torch.outer(torch.arange(n_fft // 2 + 1), torch.arange(n_fft)).double() * (2 * math.pi / n_fft)
+
+
+def _transform(window: Tensor) -> Tensor:
+    """[2 K, n_fft]: real parts over imaginary parts of a windowed frame."""
+    angles = _angles(window)
+    return torch.cat([angles.cos(), -angles.sin()]) * window
+
+
+def _inverse(window: Tensor) -> Tensor:
+    """[n_fft, 2 K]: a windowed frame out of real and imaginary parts; the outer bins count once."""
+    angles = _angles(window)
+    weight = torch.full((len(angles), 1), 2.0, dtype=torch.float64)
+    weight[0] = weight[-1] = 1.0
+    return (torch.cat([angles.cos() * weight, -angles.sin() * weight]) * window / len(window)).T
