@@ -82,6 +82,8 @@ class CapturedSteps:
             raise EngineUnavailable(
                 f"{slots} slots of {self.positions} positions do not fit; lower max_streams or slot_positions ({full})"
             ) from full
+        except triton.OutOfResources as small:
+            raise EngineUnavailable(f"the kernels do not fit this GPU ({small}); choose the torch engine") from small
 
     @property
     def logits(self) -> Tensor:

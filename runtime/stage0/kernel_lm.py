@@ -23,7 +23,7 @@ class Tile:
     """How one matrix kernel is cut: features and inputs of a tile, and what Triton is told."""
 
     features: int
-    inputs: int
+    inputs: int  # in half precision; in float32 as many bytes, so that any GPU's shared memory holds them
     warps: int = 4
     stages: int = 4
     splits: int = 1  # programs that share the inputs
@@ -83,6 +83,7 @@ class KernelLM:
 
         # Whether a kernel may start before the last has ended; GPUs from Hopper on can do that.
         early = early and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+        self._wide = weight.element_size() // 2  # 2 in float32
         self.begin = {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
         heads, kv, width = qwen.num_attention_heads, qwen.num_key_value_heads, qwen.hidden_size
         self.cache = new(qwen.num_hidden_layers, 2, slots, kv, positions, qwen.head_dim)
@@ -93,7 +94,7 @@ class KernelLM:
         self._squares = new(width, most_rows, dtype=torch.float32)  # more parts than any tiling makes
         self._q, self._mixed = new(most_rows, heads * qwen.head_dim), new(most_rows, heads * qwen.head_dim)
         self._h = new(most_rows, qwen.intermediate_size)
-        self._group = max(16, triton.next_power_of_2(heads // kv))
+        self._group = padded(heads // kv)
         parts = (most_rows, kv, SPLITS, self._group)
         self._sums = new(*parts, qwen.head_dim, dtype=torch.float32)
         self._peaks, self._weights = new(*parts, dtype=torch.float32), new(*parts, dtype=torch.float32)
@@ -123,23 +124,24 @@ class KernelLM:
             kernels.qkv_kernel[grid](
                 scaled, squares, layer.qkv, layer.qkv_bias, self._cosine, self._sine, at.slots, position,
                 q, keys, values, eps, after_down, lines, width, heads, kv, dim, limit,
-                triton.next_power_of_2(after_down), **cut(tiling, tile, width, self.begin),
+                padded(after_down), **self._cut(tiling, tile, width),
             )  # fmt: skip
             kernels.attention_kernel[(rows, kv, SPLITS)](
                 q, keys, values, at.slots, position, self._sums, self._peaks, self._weights, self._arrived,
-                mixed, dim**-0.5, heads, kv, dim, limit, self._group, ATTENTION_TILE, SPLITS, **self.begin,
+                mixed, dim**-0.5, heads, kv, dim, limit, self._group, ATTENTION_TILE // self._wide, SPLITS,
+                **self.begin,
             )  # fmt: skip
             kernels.add_projection_kernel[(blocks, after_out, tiling.out.splits)](
                 mixed, layer.out, layer.second_norm, x, scaled, squares, self._partial, self._arrived, lines, width,
-                heads * dim, tiling.out.splits, **cut(tiling, tiling.out, heads * dim, self.begin),
+                heads * dim, tiling.out.splits, **self._cut(tiling, tiling.out, heads * dim),
             )  # fmt: skip
             kernels.gate_kernel[(blocks, triton.cdiv(inner, tiling.gate.features))](
                 scaled, squares, layer.gate, layer.up, h, eps, after_out, lines, inner, width,
-                triton.next_power_of_2(after_out), **cut(tiling, tiling.gate, width, self.begin),
+                padded(after_out), **self._cut(tiling, tiling.gate, width),
             )  # fmt: skip
             kernels.add_projection_kernel[(blocks, after_down, tiling.down.splits)](
                 h, layer.down, norm, x, scaled, squares, self._partial, self._arrived, lines, width,
-                inner, tiling.down.splits, **cut(tiling, tiling.down, inner, self.begin),
+                inner, tiling.down.splits, **self._cut(tiling, tiling.down, inner),
             )  # fmt: skip
 
     def score(self, rows: int, tiling: Tiling) -> None:
@@ -148,9 +150,22 @@ class KernelLM:
         parts = triton.cdiv(width, tiling.down.features)
         kernels.head_kernel[(rows // tiling.rows, triton.cdiv(ids, tiling.head.features))](
             self._scaled, self._squares, lm.llm_decoder.weight, self.logits, lm.config.qwen.rms_norm_eps, parts,
-            self._squares.shape[1], ids, width, triton.next_power_of_2(parts),
-            **cut(tiling, tiling.head, width, self.begin),
+            self._squares.shape[1], ids, width, padded(parts),
+            **self._cut(tiling, tiling.head, width),
         )  # fmt: skip
+
+    def _cut(self, tiling: Tiling, tile: Tile, inputs: int) -> dict[str, int]:
+        """What a matrix kernel is told. Inputs come in whole tiles: narrow models have smaller ones."""
+        width = tile.inputs // self._wide
+        while inputs % width:
+            width //= 2
+        return self.begin | {
+            "ROWS": tiling.rows,
+            "F": tile.features,
+            "BK": width,
+            "num_warps": tile.warps,
+            "num_stages": tile.stages,
+        }
 
 
 def gather(lm: SpeechLM) -> list[_Weights]:
@@ -179,18 +194,9 @@ def gather(lm: SpeechLM) -> list[_Weights]:
     return gathered
 
 
-def cut(tiling: Tiling, tile: Tile, inputs: int, early: dict[str, bool]) -> dict[str, int]:
-    """What a matrix kernel is told. Inputs come in whole tiles: narrow models have smaller ones."""
-    width = tile.inputs
-    while inputs % width:
-        width //= 2
-    return early | {
-        "ROWS": tiling.rows,
-        "F": tile.features,
-        "BK": width,
-        "num_warps": tile.warps,
-        "num_stages": tile.stages,
-    }
+def padded(count: int) -> int:
+    """The size of the tile that holds so many: a power of two, and no less than matrix instructions take."""
+    return max(16, triton.next_power_of_2(count))
 
 
 def check_widths(lm: SpeechLM) -> None:
