@@ -98,7 +98,7 @@ def measure(stage1: Stage1, streams: Sequence[int], group_frames: int, repeats: 
             "streams": (load.streamed, seconds),
         }
         timings = measure_together(
-            {name: run for name, (run, _) in arms.items()}, repeats=repeats, warm_ups=3, device=device
+            {name: run for name, (run, _) in arms.items()}, repeats=repeats, warm_ups=2, device=device
         )
         for name, (_, sound) in arms.items():
             rate = None if sound is None else round(1000 * sound / timings[name].p50_ms, 1)
