@@ -31,7 +31,7 @@ class EngineSettings:
     chunk_queue: int = 4  # chunks made ahead of a consumer that does not read
     sentence_pause_seconds: float = 0.0
     reference_cache_bytes: int = 256 * 2**20
-    group_frames: int | None = None  # solved at once for several streams; None: 16,384 on a GPU, on a CPU one by one
+    group_frames: int | None = None  # solved at once for several streams; None: 8,192 on a GPU, on a CPU one by one
     voice_kv_bytes: int | None = None  # what the flow may keep of prompts; None: 6 GiB on a GPU, 512 MiB on a CPU
     stream_kv_bytes: int | None = None  # and of live streams that are to hop again; None: as much
     flow_graph_bytes: int = 4 * 2**30  # what captured solves of the flow may take of a GPU; 0 captures none

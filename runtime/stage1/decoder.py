@@ -9,6 +9,7 @@ leaves out the finished blocks of the prompt, which are solved once per voice (`
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
@@ -28,7 +29,9 @@ if TYPE_CHECKING:  # base.py builds what stands on this file
 
 log = logging.getLogger(__name__)
 KeyT = TypeVar("KeyT")
+LAST_CHUNK = {"full": "full", "chunked": "chunked (not the official one)"}
 NOT_FINITE = "the flow gave NaN or infinite mel; this segment cannot go on"
+VOICES_AT_ONCE = 16  # new ones of a group that are solved together: each may weigh some hundred megabytes
 KV_BYTES = {"cuda": 6 * 2**30, "cpu": 512 * 2**20}  # of prompts, and as much again of live streams
 
 
@@ -269,24 +272,15 @@ class Stage1:
             "stage 1 device": str(self._device),
             "kept of prompts": f"at most {self.voices.limit_bytes / 2**20:.0f} MiB",
             "kept of streams": f"at most {self.streams.limit_bytes / 2**20:.0f} MiB",
-            "attention of the last chunk": "full"
-            if self._final_attention == "full"
-            else "chunked (not the official one)",
+            "attention of the last chunk": LAST_CHUNK[self._final_attention],
         }
 
     def _piece(
-        self,
-        state: Stage1State,
-        mu: Tensor,
-        frames: int,
-        chunked: bool,
-        past: Past | None = None,
-        keep: int = 0,
+        self, state: Stage1State, mu: Tensor, frames: int, chunked: bool, past: Past | None = None, keep: int = 0
     ) -> Piece:
         """The frames up to a count that are not in the past."""
         start = past.frames if past else 0
-        noise = self._noise.flow_noise(frames)
-        cond = prompt_condition(state.prompt_mel, frames)[0]
+        noise, cond = self._noise.flow_noise(frames), prompt_condition(state.prompt_mel, frames)[0]
         return Piece(
             noise[:, start:], mu[0, :, start:frames], cond[:, start:], state.speaker[0], chunked, past=past, keep=keep
         )
@@ -311,11 +305,13 @@ class Stage1:
                 fits.add(state.voice)
             mu = self._flow.mu(state.prompt_tokens[None], is_last=False)
             new[state.voice] = self._piece(state, mu, frames, chunked=True, keep=frames)
-        for voice, solved in self._solve_all(new).items():
-            try:
-                voices[voice] = self._learn(voice, solved, voice in fits)
-            except Exception as error:  # it belongs to all chunks in this voice
-                voices[voice] = error
+        for first in range(0, len(new), VOICES_AT_ONCE):
+            some = dict(islice(new.items(), first, first + VOICES_AT_ONCE))
+            for voice, solved in self._solve_all(some).items():
+                try:
+                    voices[voice] = self._learn(voice, solved, voice in fits)
+                except Exception as error:  # it belongs to all chunks in this voice
+                    voices[voice] = error
         return voices
 
     def _learn(self, voice: str, solved: Solved | Exception, fits: bool) -> Past:
