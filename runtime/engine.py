@@ -29,7 +29,7 @@ from runtime.stream import SpeechStream
 from runtime.types import PreparedSpeech, SpeechPlan, SpeechRequest, SpokenSentence, StreamStats
 
 # Arithmetic fills a CPU with one stream, so that company would only wait for each other. An H200 is as busy as it gets
-# from about 8,000 frames on (442, 477 and 461 TFLOP/s at 3,392, 8,000 and 27,136), which take it 0.13 s.
+# from about 8,000 frames on (442, 466 and 461 TFLOP/s at 3,392, 8,000 and 27,136), which take it 0.13 s.
 GROUP_FRAMES = {"cuda": 8192, "cpu": 1}
 HOPS: dict[HopPlan, str] = {
     "latency": "growing (latency)",
