@@ -102,6 +102,8 @@ class PackedHiFT:
         self._stages = [_stage(hift, index, make) for index in range(len(config.upsample_rates))]
         self._graphs: GraphTable[int] | None = None
         self._inputs = self._new_inputs(GRAPH_SLOTS[-1] if graph_bytes else 0)
+        if device.type == "cuda":
+            self._warm_up()
         if graph_bytes:
             self._capture(graph_bytes)
 
@@ -212,6 +214,13 @@ class PackedHiFT:
             torch.zeros(slots * config.samples_per_frame + config.istft_n_fft, device=self.device),
             torch.zeros(2, slots, dtype=torch.int32, device=self.device),
         )
+
+    @torch.inference_mode()
+    def _warm_up(self) -> None:
+        """Compiles every kernel: a request is not to wait for that."""
+        mel = torch.zeros(self.config.mel_bins, 1, device=self.device)
+        self.pitch([mel], [True])
+        self.samples([Window(mel, torch.zeros(self.config.samples_per_frame, device=self.device), is_last=True)])
 
     @torch.inference_mode()
     def _capture(self, limit_bytes: int) -> None:

@@ -24,6 +24,8 @@ from runtime.stage1.hift_packed import PackedHiFT, Window
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
+READY_SECONDS = 30  # of noise, drawn at load on a GPU: 10 s of it take the CPU longer than a hop
+
 
 class SourceNoise(Protocol):
     """Uniform noise in [0, 1), the same for every stream, with a value for each sample index."""
@@ -225,6 +227,7 @@ def build_vocoder(hift: HiFT, noise: SourceNoise, graph_bytes: int) -> Vocoder:
     device = hift.conv_pre.weight.device
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return Vocoder(hift, noise)
+    noise.source_noise(0, READY_SECONDS * hift.config.sample_rate)
     return Vocoder(hift, noise, packed_runner(hift, device, graph_bytes))
 
 
