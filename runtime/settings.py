@@ -37,6 +37,7 @@ class EngineSettings:
     flow_graph_bytes: int = 4 * 2**30  # what captured solves of the flow may take of a GPU; 0 captures none
     front_end: Literal["auto", "torch", "onnxruntime"] = "auto"  # encodes references; auto is torch on a GPU
     onnx_threads: int = 0  # 0 leaves it to onnxruntime
+    vocoder_graph_bytes: int = 2 * 2**30  # what captured runs of the vocoder may take of a GPU; 0 captures none
 
     def __post_init__(self) -> None:
         given = asdict(self)
@@ -53,6 +54,8 @@ class EngineSettings:
                 raise EngineUnavailable(f"{name} is {given[name]}; it must be 0 or more")
         if self.group_frames is not None and self.group_frames < 1:
             raise EngineUnavailable(f"group_frames is {self.group_frames}; it must be at least 1")
+        if self.vocoder_graph_bytes < 0:
+            raise EngineUnavailable(f"vocoder_graph_bytes is {self.vocoder_graph_bytes}; it must be 0 or more")
         if self.sentence_pause_seconds < 0:
             raise EngineUnavailable(f"sentence_pause_seconds is {self.sentence_pause_seconds}; it must be 0 or more")
 

@@ -21,7 +21,7 @@ from runtime.stage1.dit_packed import PackedSolver
 from runtime.stage1.hift import HiFT
 from runtime.stage1.noise import HARMONICS, MEL_BINS, NoiseBank
 from runtime.stage1.solver import Piece, PlainSolver, Solved
-from runtime.stage1.vocoder import Vocoder
+from runtime.stage1.vocoder import build_vocoder
 
 _DTYPES: dict[Precision, torch.dtype] = {
     "float32": torch.float32,
@@ -88,7 +88,7 @@ def build_stage1(checkpoint: Checkpoint, settings: EngineSettings, device: torch
     return Stage1(
         flow,
         solver,
-        Vocoder(hift.to(device).eval(), noise),
+        build_vocoder(hift.to(device).eval(), noise, settings.vocoder_graph_bytes),
         noise,
         final_attention=settings.final_attention,
         voice_kv_bytes=settings.voice_kv_bytes,

@@ -269,6 +269,7 @@ class Stage1:
         return {
             "flow estimator": self._solver.name,
             "flow precision": str(self._solver.dtype).removeprefix("torch."),
+            "vocoder": self._vocoder.describe(),
             "stage 1 device": str(self._device),
             "kept of prompts": f"at most {self.voices.limit_bytes / 2**20:.0f} MiB",
             "kept of streams": f"at most {self.streams.limit_bytes / 2**20:.0f} MiB",
