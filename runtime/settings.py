@@ -17,7 +17,8 @@ class EngineSettings:
     stage0: Literal["auto", "torch", "vllm"] = "auto"
     stage0_memory_share: float = 0.2  # of the GPU's memory, with vllm; the rest is left to stage 1
     export_folder: Path | None = None  # models written for engines that load from disk; None is ~/.cache/mynah
-    estimator: Literal["auto", "torch", "packed", "fused"] = "auto"  # auto: fused on a GPU, packed elsewhere
+    estimator: Literal["auto", "torch", "packed", "fused", "tensorrt"] = "auto"  # fused on a GPU, else packed
+    estimator_onnx: Path | None = None  # for tensorrt: flow.decoder.estimator.fp32.onnx in place of our own export
     lm_precision: Precision = "float32"
     flow_precision: Precision = "float32"  # the vocoder stays in float32 (spec 9.31)
     fidelity: Literal["intended", "official"] = "intended"  # official keeps the reference's oddities (spec 9)
@@ -47,6 +48,11 @@ class EngineSettings:
         for name in ("max_streams", "max_waiting", "chunk_queue"):
             if given[name] < 1:
                 raise EngineUnavailable(f"{name} is {given[name]}; it must be at least 1")
+        if self.estimator_onnx is not None:
+            if self.estimator != "tensorrt":
+                raise EngineUnavailable(f"estimator_onnx is for tensorrt, and the estimator is {self.estimator}")
+            if self.final_attention == "chunked":
+                raise EngineUnavailable(f"final_attention is chunked, but {self.no_streaming}")
         if not 0 < self.stage0_memory_share < 1:
             raise EngineUnavailable(f"stage0_memory_share is {self.stage0_memory_share}; it must be between 0 and 1")
         for name in ("voice_kv_bytes", "stream_kv_bytes", "flow_graph_bytes"):
@@ -59,10 +65,20 @@ class EngineSettings:
         if self.sentence_pause_seconds < 0:
             raise EngineUnavailable(f"sentence_pause_seconds is {self.sentence_pause_seconds}; it must be 0 or more")
 
+    @property
+    def no_streaming(self) -> str | None:
+        """Why no chunk of a stream can be solved; None when it can."""
+        if self.estimator_onnx is None:
+            return None
+        return (
+            "the released ONNX file has no chunk mask, so that a chunk would hear what is not there yet; ask for whole "
+            "sentences, or leave estimator_onnx out to have a graph with the mask made"
+        )
+
 
 _CHOICES = {
     "stage0": ("auto", "torch", "vllm"),
-    "estimator": ("auto", "torch", "packed", "fused"),
+    "estimator": ("auto", "torch", "packed", "fused", "tensorrt"),
     "lm_precision": get_args(Precision),
     "flow_precision": get_args(Precision),
     "fidelity": ("intended", "official"),

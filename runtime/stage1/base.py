@@ -5,6 +5,7 @@ Shapes: R rows, N mel frames (50 Hz), M mel bins. A faster estimator is one file
 
 import importlib.util
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -91,6 +92,7 @@ def build_stage1(checkpoint: Checkpoint, settings: EngineSettings, device: torch
         build_vocoder(hift.to(device).eval(), noise, settings.vocoder_graph_bytes),
         noise,
         final_attention=settings.final_attention,
+        no_streaming=settings.no_streaming,
         voice_kv_bytes=settings.voice_kv_bytes,
         stream_kv_bytes=settings.stream_kv_bytes,
     )
@@ -124,6 +126,11 @@ def build_solver(flow: Flow, settings: EngineSettings) -> FlowSolver:
     for weight in flow.estimator.parameters():
         weight.data = weight.data.to(_DTYPES[settings.flow_precision])
     steps, rate = flow.config.euler_steps, flow.config.guidance_rate
+    if settings.estimator == "tensorrt":
+        from runtime.stage1.tensorrt_load import build_tensorrt
+
+        folder = settings.export_folder or Path.home() / ".cache" / "mynah"
+        return build_tensorrt(flow, settings.estimator_onnx, folder)
     if settings.estimator == "torch":
         return PlainSolver(flow.estimator, steps, rate)
     unfit = why_not_fused(flow)

@@ -74,6 +74,7 @@ class Stage1:
         noise: NoiseBank,
         *,
         final_attention: Literal["full", "chunked"] = "full",
+        no_streaming: str | None = None,  # why chunks cannot be solved, if so
         voice_kv_bytes: int | None = None,
         stream_kv_bytes: int | None = None,
     ) -> None:
@@ -82,6 +83,7 @@ class Stage1:
         self._vocoder = vocoder
         self._noise = noise
         self._final_attention = final_attention
+        self._no_streaming = no_streaming
         self._config = flow.config
         self._device = flow.input_embedding.weight.device
         default = KV_BYTES[self._device.type]
@@ -213,6 +215,8 @@ class Stage1:
                 f"a chunk may end at a multiple of {grid} tokens from the start of the prompt, not at "
                 f"{frames // config.mel_per_token}: its last frames would change with the next chunk"
             )
+        if self._no_streaming and self._is_chunked(chunk):
+            raise GenerationError(self._no_streaming)
         return frames
 
     def _is_chunked(self, chunk: Chunk) -> bool:
