@@ -120,8 +120,7 @@ class Stage1:
         """All tokens [n] of the segment up to the end of this chunk -> its new samples [S] float32 on the CPU.
 
         Unless `is_last`, the final three tokens are look-ahead and sound in the next chunk. Raises GenerationError when
-        the segment cannot go on: an illegal token, more than fits, a cut off the grid, NaN in mel or
-        samples.
+        the segment cannot go on: an illegal token, more than fits, a cut off the grid, NaN in mel or samples.
         """
         (samples,) = self.decode_together([Chunk(state, tokens, is_last, keep)])
         if isinstance(samples, Exception):
@@ -233,7 +232,8 @@ class Stage1:
         chunk = Chunk(state, tokens, is_last, keep)
         piece = self.begin(chunk, self._voices_of([chunk]))
         mel = self._take(chunk, self._solver.solve([piece])[0] if piece else None)
-        self._check_mel(mel)
+        if not mel.isfinite().all():
+            raise GenerationError(NOT_FINITE)
         return mel
 
     def _take(self, chunk: Chunk, solved: Solved | Exception | None) -> Tensor:
@@ -313,17 +313,15 @@ class Stage1:
         for first in range(0, len(new), VOICES_AT_ONCE):
             some = dict(islice(new.items(), first, first + VOICES_AT_ONCE))
             for voice, solved in self._solve_all(some).items():
-                try:
-                    voices[voice] = self._learn(voice, solved, voice in fits)
-                except Exception as error:  # it belongs to all chunks in this voice
-                    voices[voice] = error
+                voices[voice] = self._learn(voice, solved, voice in fits)
         return voices
 
-    def _learn(self, voice: str, solved: Solved | Exception, fits: bool) -> Past:
+    def _learn(self, voice: str, solved: Solved | Exception, fits: bool) -> Past | Exception:
+        """The past of a voice, or the error of all chunks in this voice."""
         if isinstance(solved, Exception):
-            raise solved
-        self._check_mel(solved.mel)
-        assert solved.past is not None
+            return solved
+        if solved.past is None or not solved.mel.isfinite().all():
+            return GenerationError(NOT_FINITE)
         if fits:
             self.voices.put(voice, solved.past)
         return solved.past
@@ -341,10 +339,6 @@ class Stage1:
         frames = min(self._config.mel_per_token * tokens, state.prompt_mel.shape[-1])
         frames -= frames % self._config.dit.chunk_frames
         return max(0, frames) if self.voices.limit_bytes else 0
-
-    def _check_mel(self, mel: Tensor) -> None:
-        if not mel.isfinite().all():
-            raise GenerationError(NOT_FINITE)
 
     def _capacity(self, prompt_tokens: int, prompt_frames: int) -> int:
         ratio = self._config.mel_per_token
