@@ -30,10 +30,11 @@ from runtime.checkpoint import (
     open_checkpoint,
     released_name,
 )
-from runtime.config import FlowConfig, HiFTConfig, LMConfig, MelConfig, QwenConfig
+from runtime.config import FlowConfig, HiFTConfig, LMConfig, MelConfig
 from runtime.frontend.speaker import CAMPPlus, CAMPPlusConfig, export_speaker_encoder
 from runtime.frontend.speech_tokens import SpeechTokenizerConfig, SpeechTokenizerNet, export_speech_tokenizer
 from runtime.stage0.lm import SpeechLM
+from runtime.stage0.qwen_export import qwen2_fields
 from runtime.stage1.conditioning import Flow
 from runtime.stage1.hift import HiFT
 from training.bpe import write_json
@@ -126,25 +127,6 @@ def recipe(lm: LMConfig, flow: FlowConfig, hift: HiFTConfig, mel: MelConfig) -> 
     }
 
 
-def qwen_json(qwen: QwenConfig) -> dict[str, object]:
-    """`config.json` of the text folder."""
-    return {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "vocab_size": qwen.vocab_size,
-        "hidden_size": qwen.hidden_size,
-        "intermediate_size": qwen.intermediate_size,
-        "num_hidden_layers": qwen.num_hidden_layers,
-        "num_attention_heads": qwen.num_attention_heads,
-        "num_key_value_heads": qwen.num_key_value_heads,
-        "max_position_embeddings": qwen.max_position_embeddings,
-        "rope_theta": qwen.rope_theta,
-        "rms_norm_eps": qwen.rms_norm_eps,
-        "hidden_act": "silu",
-        "tie_word_embeddings": True,
-    }
-
-
 def write_part(folder: Path, part: Part, weights: dict[str, Tensor], int8: bool) -> None:
     """Stores one part under its released names."""
     named = {released_name(part, name): value for name, value in expand(weights).items()}
@@ -183,7 +165,8 @@ def write_stages(
     (out / RECIPE).write_text(yaml.safe_dump(recipe(lm, flow, hift, mel), sort_keys=False), encoding="utf-8")
     if vocabulary.resolve() != (out / TEXT_FOLDER).resolve():
         shutil.copytree(vocabulary, out / TEXT_FOLDER, dirs_exist_ok=True)
-    write_json(out / TEXT_FOLDER / "config.json", qwen_json(lm.qwen))
+    fields = qwen2_fields(lm.qwen, lm.qwen.vocab_size) | {"tie_word_embeddings": True}
+    write_json(out / TEXT_FOLDER / "config.json", fields)
     parts: list[tuple[Part, bool]] = [("llm", True), ("flow", True), ("hift", False)]
     for part, int8 in parts:
         write_part(out, part, load_file(weights / f"{part}.safetensors"), int8)

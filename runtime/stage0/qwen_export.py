@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from runtime.config import LMConfig
+from runtime.config import LMConfig, QwenConfig
 from runtime.stage0.lm import SpeechLM
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -57,24 +57,31 @@ def qwen2_config(config: LMConfig, dtype: torch.dtype) -> dict[str, object]:
     """What config.json says, in the spelling of transformers 4 and 5 where they differ."""
     qwen = config.qwen
     return {
+        **qwen2_fields(qwen, config.rows),
+        "rope_parameters": {"rope_type": "default", "rope_theta": qwen.rope_theta},
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
+        "eos_token_id": config.eos,
+        "bos_token_id": None,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+    }
+
+
+def qwen2_fields(qwen: QwenConfig, vocabulary: int) -> dict[str, object]:
+    """What every config.json of a Qwen2 says."""
+    return {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
-        "vocab_size": config.rows,
+        "vocab_size": vocabulary,
         "hidden_size": qwen.hidden_size,
         "intermediate_size": qwen.intermediate_size,
         "num_hidden_layers": qwen.num_hidden_layers,
         "num_attention_heads": qwen.num_attention_heads,
         "num_key_value_heads": qwen.num_key_value_heads,
         "max_position_embeddings": qwen.max_position_embeddings,
-        "rms_norm_eps": qwen.rms_norm_eps,
         "rope_theta": qwen.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": qwen.rope_theta},
+        "rms_norm_eps": qwen.rms_norm_eps,
         "hidden_act": "silu",
-        "tie_word_embeddings": False,
-        "use_sliding_window": False,
-        "eos_token_id": config.eos,
-        "bos_token_id": None,
-        "torch_dtype": str(dtype).removeprefix("torch."),
     }
 
 
