@@ -216,7 +216,7 @@ def settings_of(options: argparse.Namespace) -> EngineSettings:
 def in_effect(options: argparse.Namespace, pipeline: Pipeline, load_seconds: float) -> dict[str, Any]:
     """For the result file: what was asked for, and what the engine says that it is."""
     asked = {name: value for name, value in vars(options).items() if name != "out"}
-    return asked | {"engine": pipeline.describe(), "load_seconds": round(load_seconds, 1)}
+    return asked | pipeline.describe() | {"load_seconds": round(load_seconds, 1)}
 
 
 def memory_gb(device: torch.device) -> float | None:

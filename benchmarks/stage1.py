@@ -55,11 +55,11 @@ def voices(count: int) -> list[PreparedReference]:
 class Load:
     """Sentences that all wait for stage 1."""
 
-    def __init__(self, stage1: Stage1, streams: int, group_frames: int) -> None:
+    def __init__(self, stage1: Stage1, streams: int, tokens: int, group_frames: int) -> None:
         self._stage1, self._group_frames = stage1, group_frames
         known = voices(VOICES)
         draw = torch.Generator().manual_seed(3)
-        self._tokens = [torch.randint(6561, (TOKENS,), generator=draw) for _ in range(streams)]
+        self._tokens = [torch.randint(6561, (tokens,), generator=draw) for _ in range(streams)]
         self._voices = [known[number % VOICES] for number in range(streams)]
 
     def first_hops(self) -> list[Stage1State]:
@@ -86,23 +86,26 @@ class Load:
                     raise samples
 
 
-def measure(stage1: Stage1, streams: Sequence[int], group_frames: int, repeats: int) -> list[dict[str, Any]]:
+def measure(
+    stage1: Stage1, streams: Sequence[int], group_frames: int, repeats: int, tokens: int = TOKENS, warm_ups: int = 2
+) -> list[dict[str, Any]]:
     device = torch.device(stage1.describe()["stage 1 device"])
     rows = []
     for count in streams:
-        load = Load(stage1, count, group_frames)
-        seconds = count * TOKENS / TOKEN_RATE
+        load = Load(stage1, count, tokens, group_frames)
+        seconds = count * tokens / TOKEN_RATE
         arms: dict[str, tuple[Callable[[], object], float | None]] = {
             "first hop": (load.first_hops, None),
             "whole": (load.whole, seconds),
             "streams": (load.streamed, seconds),
         }
         timings = measure_together(
-            {name: run for name, (run, _) in arms.items()}, repeats=repeats, warm_ups=3, device=device
+            {name: run for name, (run, _) in arms.items()}, repeats=repeats, warm_ups=warm_ups, device=device
         )
         for name, (_, sound) in arms.items():
             rate = None if sound is None else round(1000 * sound / timings[name].p50_ms, 1)
             rows.append(row(f"{count} x {name}", timings[name], audio_s_per_s=rate, gpu_gb=used_gb(device)))
+            print("  ".join(f"{column} {value}" for column, value in rows[-1].items()), flush=True)
     return rows
 
 
@@ -129,8 +132,6 @@ def main() -> None:
     options.group_frames = options.group_frames or GROUP_FRAMES[device.type]
     print(hardware(device), stage1.describe())
     rows = measure(stage1, options.streams, options.group_frames, options.repeats)
-    for one in rows:
-        print("  ".join(f"{name} {value}" for name, value in one.items()), flush=True)
     if options.out:
         settings = {name: value for name, value in vars(options).items() if name != "out"}
         write_json(options.out, settings, device, rows)

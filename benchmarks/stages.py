@@ -76,7 +76,8 @@ class Sentence:
 def random_flow(shape: FlowConfig, device: torch.device, dtype: torch.dtype) -> Flow:
     """Seeded weights under which activations stay of order one and no gate is zero."""
     torch.manual_seed(0)
-    flow = Flow(shape).to(device).eval().requires_grad_(False)
+    with device:  # drawn where they are used: on a CPU the released size takes its time
+        flow = Flow(shape).eval().requires_grad_(False)
     for block in flow.estimator.transformer_blocks:
         nn.init.normal_(block.attn_norm.linear.bias, std=0.3)
     for weight in flow.estimator.parameters():

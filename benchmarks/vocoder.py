@@ -25,7 +25,7 @@ from runtime.frontend.speech_tokens import SpeechTokenizerNet, TorchSpeechTokeni
 from runtime.stage1.hift import HiFT
 from runtime.stage1.hift_packed import Window
 from runtime.stage1.noise import NoiseBank
-from runtime.stage1.vocoder import MelChunk, PlainHiFT, Vocoder
+from runtime.stage1.vocoder import MelChunk, PlainHiFT, Vocoder, build_vocoder
 
 RELEASED = HiFTConfig(
     80, 512, 8, 24_000, 0.1, 0.003, 10.0, (8, 5, 3), (16, 11, 7), 16, 4, (3, 7, 11), ((1, 3, 5),) * 3, (7, 7, 11),
@@ -94,7 +94,7 @@ def arm(vocoder: Vocoder, mels: Sequence[Tensor], *, begun: Tensor | None, is_la
 def vocoder_rows(device: torch.device, streams: Sequence[int], repeats: int) -> list[dict[str, Any]]:
     hift, noise = random_hift(device), NoiseBank(device)
     noise.source_noise(0, 120 * 24_000)  # drawn on the CPU, 10 s at a time, when somebody first gets that far
-    packed, plain_net = Vocoder(hift, noise), PlainHiFT(hift)
+    packed, plain_net = build_vocoder(hift, noise, graph_bytes=2 * 2**30), PlainHiFT(hift)
     plain = Vocoder(hift, noise, plain_net)
     apart = deviations(packed, plain_net, device)
     rows = []

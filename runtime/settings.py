@@ -18,7 +18,7 @@ class EngineSettings:
     slot_positions: int = 4096  # prompt and tokens of one sentence, with captured; 50 MB a stream at the released size
     stage0_memory_share: float = 0.2  # of the GPU's memory, with vllm; the rest is left to stage 1
     export_folder: Path | None = None  # models written for engines that load from disk; None is ~/.cache/mynah
-    estimator: Literal["auto", "torch", "packed", "fused", "tensorrt"] = "auto"  # auto: fused on a GPU, else packed
+    estimator: Literal["auto", "torch", "packed", "fused", "tensorrt"] = "auto"  # fused on a GPU, else packed
     estimator_onnx: Path | None = None  # for tensorrt: flow.decoder.estimator.fp32.onnx in place of our own export
     lm_precision: Precision = "float32"
     flow_precision: Precision = "float32"  # the vocoder stays in float32 (spec 9.31)
@@ -34,12 +34,13 @@ class EngineSettings:
     chunk_queue: int = 4  # chunks made ahead of a consumer that does not read
     sentence_pause_seconds: float = 0.0
     reference_cache_bytes: int = 256 * 2**20
-    group_frames: int | None = None  # solved at once for several streams; None: 16,384 on a GPU, on a CPU one by one
+    group_frames: int | None = None  # solved at once for several streams; None: 8,192 on a GPU, on a CPU one by one
     voice_kv_bytes: int | None = None  # what the flow may keep of prompts; None: 6 GiB on a GPU, 512 MiB on a CPU
     stream_kv_bytes: int | None = None  # and of live streams that are to hop again; None: as much
     flow_graph_bytes: int = 4 * 2**30  # what captured solves of the flow may take of a GPU; 0 captures none
     front_end: Literal["auto", "torch", "onnxruntime"] = "auto"  # encodes references; auto is torch on a GPU
     onnx_threads: int = 0  # 0 leaves it to onnxruntime
+    vocoder_graph_bytes: int = 2 * 2**30  # what captured runs of the vocoder may take of a GPU; 0 captures none
     profile: Literal["none", "latency", "throughput", "whole"] = "none"  # sets what PROFILES lists
 
     def __post_init__(self) -> None:
@@ -69,6 +70,8 @@ class EngineSettings:
                 raise EngineUnavailable(f"{name} is {given[name]}; it must be 0 or more")
         if self.group_frames is not None and self.group_frames < 1:
             raise EngineUnavailable(f"group_frames is {self.group_frames}; it must be at least 1")
+        if self.vocoder_graph_bytes < 0:
+            raise EngineUnavailable(f"vocoder_graph_bytes is {self.vocoder_graph_bytes}; it must be 0 or more")
         if self.sentence_pause_seconds < 0:
             raise EngineUnavailable(f"sentence_pause_seconds is {self.sentence_pause_seconds}; it must be 0 or more")
 

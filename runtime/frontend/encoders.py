@@ -101,7 +101,8 @@ def _compare(found: Encoders, reference: Encoders) -> None:
     """Raises EngineUnavailable when the two do not hear the same in a probe."""
     probe = _probe()
     try:
-        tokens, vector = found.tokens.encode(probe), found.speaker.embed(probe)
+        with found.apart():
+            tokens, vector = found.tokens.encode(probe), found.speaker.embed(probe)
     except GenerationError as failed:
         raise EngineUnavailable(f"the weights that were read give no result ({failed})") from failed
     equal = float((tokens == reference.tokens.encode(probe)).float().mean())

@@ -47,7 +47,7 @@ class TorchSpeakerEncoder:
         self._name = name
         self.identity = f"{name}@torch-{device.type}"
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def embed(self, samples: Tensor) -> Tensor:
         """As `SpeakerEncoder.embed`; samples may lie on the device."""
         vector = self._net(self._fbank(samples.to(self._device, torch.float32))[None])[0].cpu()

@@ -56,7 +56,7 @@ class TorchSpeechTokenizer:
         self._name = name
         self.identity = f"{name}@torch-{device.type}"
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def encode(self, samples: Tensor) -> Tensor:
         """As `SpeechTokenizer.encode`; samples may lie on the device."""
         feats = self._log_mel(samples.to(self._device, torch.float32)[None])

@@ -12,8 +12,8 @@ RMSNorm takes no kernel of its own. Who writes the residual stream writes it a s
 the norm that follows, and the squares of its features summed per row [parts, R]; who reads it multiplies that and
 divides the products by the root at the end.
 
-With EARLY a kernel starts while the one before it still runs (programmatic dependent launch): it asks for its weights,
-which nobody changes, and waits for the other's results before it touches anything else.
+With EARLY a kernel may start while the one before it stores its results (programmatic dependent launch): it waits for
+these before it reads anything but constants.
 """
 
 import triton
@@ -23,38 +23,16 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def begin(EARLY: tl.constexpr):
-    """Lets the next kernel start, and waits for what the last one wrote."""
+    """Waits for what the kernel before this one wrote."""
     if EARLY:
-        if EARLY < 3:
-            gdc_launch_dependents()
         gdc_wait()
 
 
 @triton.jit
-def leave(EARLY: tl.constexpr):
-    if EARLY >= 3:
+def nearly_done(EARLY: tl.constexpr):
+    """Lets the next kernel start. Any sooner, and kernels far ahead take the place of those that have work."""
+    if EARLY:
         gdc_launch_dependents()
-
-
-@triton.jit
-def fetch_kernel(first, second, third, first_lines, second_lines, third_lines, BLOCK: tl.constexpr):
-    """Brings up to three matrices of half precision into the L2 cache, a line of 64 values (128 bytes) at a time."""
-    start = tl.program_id(0) * BLOCK
-    if start < first_lines:
-        _ask(first, start, first_lines, BLOCK)
-    if start < second_lines:
-        _ask(second, start, second_lines, BLOCK)
-    if start < third_lines:
-        _ask(third, start, third_lines, BLOCK)
-
-
-@triton.jit
-def _ask(weight, start, lines, BLOCK: tl.constexpr):
-    line = tl.minimum(start + tl.arange(0, BLOCK), lines - 1)
-    address = (weight + line * 64).to(tl.int64)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
-    )
 
 
 @triton.jit
@@ -151,7 +129,7 @@ def qkv_kernel(
     bias_a = tl.load(bias + a, mask=inside, other=0).to(tl.float32)
     bias_b = tl.load(bias + b, mask=inside, other=0).to(tl.float32)
     first, second = _products(scaled, weight, weight, rows, a, b, inside, inside, D, ROWS, F, BK)
-    leave(EARLY)
+    nearly_done(EARLY)
     factor = 1 / tl.sqrt(tl.sum(square, 1) / D + eps)
     first = first * factor[:, None] + bias_a[None, :]
     second = second * factor[:, None] + bias_b[None, :]
@@ -256,7 +234,7 @@ def add_projection_kernel(
     place = rows[:, None] * N + f[None, :]
     before = tl.load(x + place, mask=inside[None, :], other=0)
     sums = _product(y, weight, rows, f, inside, split, D, ROWS, F, BK, SPLITS)
-    leave(EARLY)
+    nearly_done(EARLY)
     is_last = True
     if SPLITS > 1:
         group = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
@@ -289,7 +267,7 @@ def gate_kernel(
     begin(EARLY)
     square = _squares(squares, rows, lines, parts, PARTS)
     opened, linear = _products(scaled, gate, up, rows, f, f, inside, inside, D, ROWS, F, BK)
-    leave(EARLY)
+    nearly_done(EARLY)
     factor = 1 / tl.sqrt(tl.sum(square, 1) / D + eps)
     opened, linear = opened * factor[:, None], linear * factor[:, None]
     mixed = opened / (1 + tl.exp(-opened)) * linear
@@ -308,6 +286,6 @@ def head_kernel(
     begin(EARLY)
     square = _squares(squares, rows, lines, parts, PARTS)
     sums = _product(scaled, weight, rows, f, inside, 0, D, ROWS, F, BK, 1)
-    leave(EARLY)
+    nearly_done(EARLY)
     factor = 1 / tl.sqrt(tl.sum(square, 1) / D + eps)
     tl.store(logits + rows[:, None] * N + f[None, :], sums * factor[:, None], mask=inside[None, :])

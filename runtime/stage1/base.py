@@ -22,7 +22,7 @@ from runtime.stage1.dit_packed import PackedSolver
 from runtime.stage1.hift import HiFT
 from runtime.stage1.noise import HARMONICS, MEL_BINS, NoiseBank
 from runtime.stage1.solver import Piece, PlainSolver, Solved
-from runtime.stage1.vocoder import Vocoder
+from runtime.stage1.vocoder import build_vocoder
 
 _DTYPES: dict[Precision, torch.dtype] = {
     "float32": torch.float32,
@@ -89,7 +89,7 @@ def build_stage1(checkpoint: Checkpoint, settings: EngineSettings, device: torch
     return Stage1(
         flow,
         solver,
-        Vocoder(hift.to(device).eval(), noise),
+        build_vocoder(hift.to(device).eval(), noise, settings.vocoder_graph_bytes),
         noise,
         final_attention=settings.final_attention,
         no_streaming=settings.no_streaming,
@@ -143,13 +143,15 @@ def build_solver(flow: Flow, settings: EngineSettings) -> FlowSolver:
 
 def why_not_fused(flow: Flow) -> str | None:
     """What keeps the flow from our GPU kernels, or None."""
-    weight, head_dim = flow.estimator.proj_out.weight, flow.config.dit.head_dim
-    if weight.device.type != "cuda":
-        return "it needs a CUDA device"
+    device, dit = flow.estimator.proj_out.weight.device, flow.config.dit
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
+        return "it needs a CUDA device of compute capability 8.0 or more"
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
-    if head_dim < 16 or head_dim & (head_dim - 1):
-        return f"heads have {head_dim} channels, not a power of two from 16 on"
+    if dit.head_dim < 16 or dit.head_dim & (dit.head_dim - 1):
+        return f"heads have {dit.head_dim} channels, not a power of two from 16 on"
+    if dit.dim % 8:
+        return f"its width is {dit.dim}, not a multiple of 8"
     return None
 
 

@@ -9,6 +9,7 @@ leaves out the finished blocks of the prompt, which are solved once per voice (`
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
@@ -28,7 +29,9 @@ if TYPE_CHECKING:  # base.py builds what stands on this file
 
 log = logging.getLogger(__name__)
 KeyT = TypeVar("KeyT")
+LAST_CHUNK = {"full": "full", "chunked": "chunked (not the official one)"}
 NOT_FINITE = "the flow gave NaN or infinite mel; this segment cannot go on"
+VOICES_AT_ONCE = 16  # new ones of a group that are solved together: each may weigh some hundred megabytes
 KV_BYTES = {"cuda": 6 * 2**30, "cpu": 512 * 2**20}  # of prompts, and as much again of live streams
 
 
@@ -117,8 +120,7 @@ class Stage1:
         """All tokens [n] of the segment up to the end of this chunk -> its new samples [S] float32 on the CPU.
 
         Unless `is_last`, the final three tokens are look-ahead and sound in the next chunk. Raises GenerationError when
-        the segment cannot go on: an illegal token, more than fits, a cut off the grid, NaN in mel or
-        samples.
+        the segment cannot go on: an illegal token, more than fits, a cut off the grid, NaN in mel or samples.
         """
         (samples,) = self.decode_together([Chunk(state, tokens, is_last, keep)])
         if isinstance(samples, Exception):
@@ -212,7 +214,7 @@ class Stage1:
                 f"a chunk may end at a multiple of {grid} tokens from the start of the prompt, not at "
                 f"{frames // config.mel_per_token}: its last frames would change with the next chunk"
             )
-        if self._is_chunked(chunk) and self._no_streaming:
+        if self._no_streaming and self._is_chunked(chunk):
             raise GenerationError(self._no_streaming)
         return frames
 
@@ -230,7 +232,8 @@ class Stage1:
         chunk = Chunk(state, tokens, is_last, keep)
         piece = self.begin(chunk, self._voices_of([chunk]))
         mel = self._take(chunk, self._solver.solve([piece])[0] if piece else None)
-        self._check_mel(mel)
+        if not mel.isfinite().all():
+            raise GenerationError(NOT_FINITE)
         return mel
 
     def _take(self, chunk: Chunk, solved: Solved | Exception | None) -> Tensor:
@@ -270,27 +273,19 @@ class Stage1:
         return {
             "flow estimator": self._solver.name,
             "flow precision": str(self._solver.dtype).removeprefix("torch."),
+            "vocoder": self._vocoder.describe(),
             "stage 1 device": str(self._device),
             "kept of prompts": f"at most {self.voices.limit_bytes / 2**20:.0f} MiB",
             "kept of streams": f"at most {self.streams.limit_bytes / 2**20:.0f} MiB",
-            "attention of the last chunk": "full"
-            if self._final_attention == "full"
-            else "chunked (not the official one)",
+            "attention of the last chunk": LAST_CHUNK[self._final_attention],
         }
 
     def _piece(
-        self,
-        state: Stage1State,
-        mu: Tensor,
-        frames: int,
-        chunked: bool,
-        past: Past | None = None,
-        keep: int = 0,
+        self, state: Stage1State, mu: Tensor, frames: int, chunked: bool, past: Past | None = None, keep: int = 0
     ) -> Piece:
         """The frames up to a count that are not in the past."""
         start = past.frames if past else 0
-        noise = self._noise.flow_noise(frames)
-        cond = prompt_condition(state.prompt_mel, frames)[0]
+        noise, cond = self._noise.flow_noise(frames), prompt_condition(state.prompt_mel, frames)[0]
         return Piece(
             noise[:, start:], mu[0, :, start:frames], cond[:, start:], state.speaker[0], chunked, past=past, keep=keep
         )
@@ -315,18 +310,18 @@ class Stage1:
                 fits.add(state.voice)
             mu = self._flow.mu(state.prompt_tokens[None], is_last=False)
             new[state.voice] = self._piece(state, mu, frames, chunked=True, keep=frames)
-        for voice, solved in self._solve_all(new).items():
-            try:
+        for first in range(0, len(new), VOICES_AT_ONCE):
+            some = dict(islice(new.items(), first, first + VOICES_AT_ONCE))
+            for voice, solved in self._solve_all(some).items():
                 voices[voice] = self._learn(voice, solved, voice in fits)
-            except Exception as error:  # it belongs to all chunks in this voice
-                voices[voice] = error
         return voices
 
-    def _learn(self, voice: str, solved: Solved | Exception, fits: bool) -> Past:
+    def _learn(self, voice: str, solved: Solved | Exception, fits: bool) -> Past | Exception:
+        """The past of a voice, or the error of all chunks in this voice."""
         if isinstance(solved, Exception):
-            raise solved
-        self._check_mel(solved.mel)
-        assert solved.past is not None
+            return solved
+        if solved.past is None or not solved.mel.isfinite().all():
+            return GenerationError(NOT_FINITE)
         if fits:
             self.voices.put(voice, solved.past)
         return solved.past
@@ -344,10 +339,6 @@ class Stage1:
         frames = min(self._config.mel_per_token * tokens, state.prompt_mel.shape[-1])
         frames -= frames % self._config.dit.chunk_frames
         return max(0, frames) if self.voices.limit_bytes else 0
-
-    def _check_mel(self, mel: Tensor) -> None:
-        if not mel.isfinite().all():
-            raise GenerationError(NOT_FINITE)
 
     def _capacity(self, prompt_tokens: int, prompt_frames: int) -> int:
         ratio = self._config.mel_per_token

@@ -8,6 +8,7 @@ frames and replayed for all that fit (graphs.py).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +20,7 @@ from runtime.stage1.dit_packed import StepVectors, block_shape, new_blocks, stac
 from runtime.stage1.fused import add_and_norm, causal_conv, conv_weight, euler_step, norm, turn_and_keep
 from runtime.stage1.graphs import GraphTable
 from runtime.stage1.noise import FLOW_FRAMES
-from runtime.stage1.packing import Capacity, Tables, ladder, lay_out, needed, room
+from runtime.stage1.packing import Capacity, Tables, ladder, lay_out, needed, room, rounded
 from runtime.stage1.past import Past, PastBlock
 from runtime.stage1.solver import Piece, Solved, schedule
 
@@ -101,7 +102,7 @@ class FusedSolver:
         self.graphs = graphs
         for frames in reversed(ladder(largest_frames)):
             inputs = self._captured[frames] = self.inputs(room(frames))
-            graphs.capture(frames, lambda inputs=inputs: self.run(inputs))  # type: ignore[misc]
+            graphs.capture(frames, partial(self.run, inputs))
         self._captured = {frames: inputs for frames, inputs in self._captured.items() if frames in graphs}
 
     @torch.inference_mode()
@@ -110,12 +111,12 @@ class FusedSolver:
         kept = [new_blocks(piece, self._shape) for piece in pieces]
         inputs, graphs = self._captured_for(pieces), self.graphs
         if inputs is None or graphs is None:
-            inputs = self.inputs(needed(pieces))
+            inputs = self.inputs(rounded(needed(pieces)))
             self.load(inputs, pieces, kept)
             self.eager_runs += 1
             return split(self.run(inputs), pieces, kept)
         self.load(inputs, pieces, kept)
-        x = graphs.run(inputs.capacity.frames, lambda: self.run(inputs))
+        x = graphs.run(inputs.capacity.frames, partial(self.run, inputs))
         return split(x.clone(), pieces, kept)
 
     def _captured_for(self, pieces: Sequence[Piece]) -> Inputs | None:
@@ -151,9 +152,10 @@ class FusedSolver:
     def run(self, inputs: Inputs) -> Tensor:
         """Walks `inputs.x` from noise to mel and gives it back. All that changes lies in the inputs."""
         tables = Tables.of(inputs.numbers, inputs.capacity)
-        for step, (_, width) in enumerate(self._plan):
-            velocity = self._velocity(inputs, tables, step)
-            euler_step(inputs.x, velocity, inputs.told, width, self._rate)
+        with torch.cuda.device_of(inputs.x):  # Triton launches on the current device
+            for step, (_, width) in enumerate(self._plan):
+                velocity = self._velocity(inputs, tables, step)
+                euler_step(inputs.x, velocity, inputs.told, width, self._rate)
         return inputs.x
 
     def _velocity(self, inputs: Inputs, tables: Tables, step: int) -> Tensor:

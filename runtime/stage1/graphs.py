@@ -36,8 +36,11 @@ class CudaCapture:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._begin()
+
+    def _begin(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._side = torch.cuda.Stream(device)  # one for all: memory of a pool is reused within a stream only
+        self._side = torch.cuda.Stream(self._device)  # one for all: memory of a pool is reused within a stream only
 
     def __call__(self, run: Run) -> Captured:
         """Runs twice to warm up (kernels are compiled, libraries take their workspaces), then records."""
@@ -57,6 +60,10 @@ class CudaCapture:
             try:
                 with torch.cuda.graph(graph, pool=self._pool, stream=side, capture_error_mode="thread_local"):
                     output = run()
+            except BaseException:
+                torch.cuda.set_stream(current)  # a capture that broke off leaves its stream behind as the current one
+                self._begin()  # and its pool in a state of recording, which no further capture may join
+                raise
             finally:
                 if collecting:
                     gc.enable()

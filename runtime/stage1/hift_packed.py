@@ -4,29 +4,26 @@ Shapes: R rows of W frames (50 Hz) each with its own end, T slots of a frame in 
 frame, channels last. A row takes W + 1 slots: the spectrum of W frames has 120 W + 1 columns. Nothing of a row depends
 on its neighbours: convolutions stop at its begin, columns behind its end are taken out whatever they hold.
 
-The weights are those of hift.py in another order: an up-sampling and the convolution behind it become one convolution
-whose output has a channel for each of the repeats, the transforms and what reads their columns become products.
+The network is that of hift.py, its weights are laid out by hift_weights.py.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from runtime.stage1.causal import CausalUpsample1d
 from runtime.stage1.f0 import F0Predictor
 from runtime.stage1.graphs import CudaCapture, GraphTable
-from runtime.stage1.hift import MAGNITUDE_LIMIT, POST_SLOPE, HiFT, ResBlock, columns_per_element, columns_per_frame
-from runtime.stage1.row_convolution import Kernel, Precision, convolve, snake
+from runtime.stage1.hift import MAGNITUDE_LIMIT, HiFT, columns_per_frame
+from runtime.stage1.hift_weights import Stage, lay_out
+from runtime.stage1.row_convolution import Precision, convolve
 
-# Slots of the captured runs, four to the octave so that at most a fifth is idle. More at once gains nothing: from 512
-# on the card is full.
+# Slots of the captured runs, four to the octave so that at most a fifth is idle. What has more is run in parts.
 GRAPH_SLOTS = (*(2**octave * quarter // 4 for octave in range(6, 11) for quarter in range(4, 8)), 2048)
 
 
@@ -39,69 +36,20 @@ class Window:
     is_last: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Block:
-    """A ResBlock: Snake slopes and convolutions in the order of use."""
-
-    alphas: tuple[Tensor, ...]
-    kernels: tuple[Kernel, ...]
-
-    def __call__(self, x: Tensor, begin: Tensor, rate: int) -> Tensor:
-        activated = snake(x, self.alphas[0])
-        for index in range(0, len(self.kernels), 2):
-            _, activated = convolve(
-                activated, self.kernels[index], begin, rate, activation="snake", alpha=self.alphas[index + 1]
-            )
-            further = index + 2 < len(self.kernels)
-            x, activated = convolve(
-                activated,
-                self.kernels[index + 1],
-                begin,
-                rate,
-                residual=x,
-                activation="snake" if further else "",
-                alpha=self.alphas[index + 2] if further else None,
-            )
-        return x
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Stage:
-    up: Kernel
-    rate: int  # positions per frame of its output
-    from_source: Kernel
-    source_block: _Block
-    blocks: tuple[_Block, ...]
-    slope: float  # of the LeakyReLU behind it
-
-
 class PackedHiFT:
     """Pitch and samples of many windows at once. Made from folded weights in float64, which are cast once."""
 
     def __init__(self, hift: HiFT, device: torch.device, precision: Precision = "tf32", graph_bytes: int = 0) -> None:
-        """`precision` is that of the ResBlocks, nine tenths of the arithmetic.
-
-        What lies between them is a narrower place for errors, so that tf32 is made finer there; pitch and transforms
-        are float32 for real.
-        """
-        self.config = config = hift.config
+        """`precision` as in `lay_out`; 0 bytes of graphs are none."""
+        self.config = hift.config
         self.device = device
-        self._lookahead = config.lookahead_frames
-        self._columns = columns_per_frame(config)
-        make = _Maker(device, precision)
-        condnet = [layer for layer in hift.f0_predictor.condnet if isinstance(layer, nn.Conv1d)]
-        self._pitch = [make.product(condnet[0].weight.flatten(1), condnet[0].bias)]
-        self._pitch += [make.convolution(layer, "ieee") for layer in condnet[1:]]
-        self._pitch_head = make.product(hift.f0_predictor.classifier.weight, hift.f0_predictor.classifier.bias)
-        window = hift.stft.window.double().cpu()
-        self._transform = make.product(_transform(window))
-        self._inverse = make.product(_inverse(window))
-        self._envelope = (window**2).view(-1, config.istft_hop).to(device, torch.float32)
-        self._pre = make.product(hift.conv_pre.weight.flatten(1), hift.conv_pre.bias)
-        self._post = make.convolution(hift.conv_post, make.finer)
-        self._stages = [_stage(hift, index, make) for index in range(len(config.upsample_rates))]
+        self._lookahead = self.config.lookahead_frames
+        self._columns = columns_per_frame(self.config)
+        self._weights = lay_out(hift, device, precision)
         self._graphs: GraphTable[int] | None = None
         self._inputs = self._new_inputs(GRAPH_SLOTS[-1] if graph_bytes else 0)
+        if device.type == "cuda":
+            self._warm_up()
         if graph_bytes:
             self._capture(graph_bytes)
 
@@ -116,9 +64,9 @@ class PackedHiFT:
         begin = np.repeat(np.cumsum([0, *lengths[:-1]], dtype=np.int32), lengths)
         starts = torch.from_numpy(begin).to(self.device, non_blocking=True)
         x = torch.cat(rows)
-        for kernel in self._pitch:
+        for kernel in self._weights.pitch:
             _, x = convolve(x, kernel, starts, 1, activation="elu")
-        f0, _ = convolve(x, self._pitch_head, starts, 1)
+        f0, _ = convolve(x, self._weights.pitch_head, starts, 1)
         return list(f0[:, 0].abs().split(lengths))
 
     def samples(self, windows: Sequence[Window]) -> list[Tensor]:
@@ -163,13 +111,13 @@ class PackedHiFT:
         row_begin = begin.repeat_interleave(self._columns, output_size=len(column)) * self._columns
         valid = (column <= end.repeat_interleave(self._columns, output_size=len(column)) * self._columns)[:, None]
         frames = inputs.source.unfold(0, self.config.istft_n_fft, self.config.istft_hop)[: len(column)].contiguous()
-        spectrum, _ = convolve(frames, self._transform, begin, self._columns)
-        edge = max(self._columns // stage.rate for stage in self._stages)
+        spectrum, _ = convolve(frames, self._weights.transform, begin, self._columns)
+        edge = max(self._columns // stage.rate for stage in self._weights.stages)
         spectrum = F.pad(torch.where(valid, spectrum, 0.0), (0, 0, edge - 1, edge + 1))
-        x, _ = convolve(inputs.mel[:slots], self._pre, begin, 1)
+        x, _ = convolve(inputs.mel[:slots], self._weights.pre, begin, 1)
         x = F.leaky_relu(x, self.config.leaky_slope)
         rate = 1
-        for stage in self._stages:
+        for stage in self._weights.stages:
             x = convolve(x, stage.up, begin, rate)[0].view(stage.rate * slots, -1)
             rate = stage.rate
             if rate == self._columns:  # one element more in front, a reflection, to make as many as columns (spec 9.27)
@@ -177,9 +125,9 @@ class PackedHiFT:
             x = x + self._from_source(stage, spectrum, begin, edge)
             blocks = [block(x, begin, rate) for block in stage.blocks]
             x = F.leaky_relu(reduce(torch.add, blocks) / len(blocks), stage.slope)
-        return self._synthesize(convolve(x, self._post, begin, rate)[0], valid)
+        return self._synthesize(convolve(x, self._weights.post, begin, rate)[0], valid)
 
-    def _from_source(self, stage: _Stage, spectrum: Tensor, begin: Tensor, edge: int) -> Tensor:
+    def _from_source(self, stage: Stage, spectrum: Tensor, begin: Tensor, edge: int) -> Tensor:
         """What a stage hears of the source. Element n sees columns n * stride - (stride - 1) to (n + 1) * stride."""
         stride, positions = self._columns // stage.rate, stage.rate * len(begin)
         seen = stage.from_source.weight.shape[2] // spectrum.shape[1]
@@ -194,13 +142,13 @@ class PackedHiFT:
         magnitude = head[:, :bins].clamp(max=math.log(MAGNITUDE_LIMIT)).exp()
         phase = torch.sin(head[:, bins:])
         spectrum = torch.where(valid, torch.cat([magnitude * torch.cos(phase), magnitude * torch.sin(phase)], 1), 0.0)
-        frames = F.linear(spectrum, self._inverse.weight[0])
-        envelope = valid * self._envelope.flatten()
+        frames = F.linear(spectrum, self._weights.inverse.weight[0])
+        envelope = valid * self._weights.envelope.flatten()
         return (self._overlap_add(frames) / self._overlap_add(envelope)).flatten()
 
     def _overlap_add(self, frames: Tensor) -> Tensor:
         """[N, n_fft] -> [N, hop]; where no column is valid the result means nothing."""
-        parts = len(self._envelope)
+        parts = len(self._weights.envelope)
         before = parts // 2 - 1
         blocks = F.pad(frames, (0, 0, before, parts - 1 - before)).unflatten(1, (parts, -1))
         return reduce(torch.add, (blocks[parts - 1 - part :][: len(frames), part] for part in range(parts)))
@@ -212,6 +160,13 @@ class PackedHiFT:
             torch.zeros(slots * config.samples_per_frame + config.istft_n_fft, device=self.device),
             torch.zeros(2, slots, dtype=torch.int32, device=self.device),
         )
+
+    @torch.inference_mode()
+    def _warm_up(self) -> None:
+        """Compiles every kernel: a request is not to wait for that."""
+        mel = torch.zeros(self.config.mel_bins, 1, device=self.device)
+        self.pitch([mel], [True])
+        self.samples([Window(mel, torch.zeros(self.config.samples_per_frame, device=self.device), is_last=True)])
 
     @torch.inference_mode()
     def _capture(self, limit_bytes: int) -> None:
@@ -263,80 +218,3 @@ def _groups(lengths: Sequence[int], limit: int) -> list[tuple[int, int]]:
             first, slots = index, 0
         slots += length + 1
     return [*groups, (first, len(lengths))]
-
-
-class _Maker:
-    """Brings weights into the layout of the kernels."""
-
-    def __init__(self, device: torch.device, precision: Precision) -> None:
-        self._device = device
-        self._precision = precision
-        self.finer: Precision = "tf32x3" if precision == "tf32" else precision
-
-    def kernel(self, weight: Tensor, bias: Tensor | None, dilation: int, precision: Precision) -> Kernel:
-        bias = weight.new_zeros(weight.shape[1]) if bias is None else bias
-        weight, bias = (part.to(self._device, torch.float32).contiguous() for part in (weight, bias))
-        return Kernel(weight, bias, dilation, precision)
-
-    def tensor(self, value: Tensor) -> Tensor:
-        return value.to(self._device, torch.float32).contiguous()
-
-    def product(self, weight: Tensor, bias: Tensor | None = None) -> Kernel:
-        """[C_out, C_in], without a look to the left."""
-        return self.kernel(weight[None], bias, 1, "ieee")
-
-    def convolution(self, conv: nn.Conv1d, precision: Precision | None = None) -> Kernel:
-        return self.kernel(conv.weight.permute(2, 0, 1), conv.bias, conv.dilation[0], precision or self._precision)
-
-    def upsampling(self, conv: CausalUpsample1d) -> Kernel:
-        """Output phase f of an input sees the input that lies ceil((back - f) / rate) before it through tap `back`."""
-        out_channels, in_channels, taps = conv.weight.shape
-        reach = -(-(taps - 1) // conv.rate)
-        weight = conv.weight.new_zeros(reach + 1, conv.rate, out_channels, in_channels)
-        for phase in range(conv.rate):
-            for back in range(taps):
-                weight[reach + (phase - back) // conv.rate, phase] += conv.weight[..., taps - 1 - back]
-        assert conv.bias is not None
-        return self.kernel(weight.flatten(1, 2), conv.bias.repeat(conv.rate), 1, self.finer)
-
-    def block(self, block: ResBlock) -> _Block:
-        pairs = zip(block.activations1, block.convs1, block.activations2, block.convs2, strict=True)
-        layers: list[tuple[Any, Any]] = []
-        for snake1, conv1, snake2, conv2 in pairs:
-            layers += [(snake1, conv1), (snake2, conv2)]
-        return _Block(
-            tuple(self.tensor(activation.alpha) for activation, _ in layers),
-            tuple(self.convolution(conv) for _, conv in layers),
-        )
-
-
-def _stage(hift: HiFT, index: int, make: _Maker) -> _Stage:
-    config, blocks = hift.config, len(hift.config.resblock_kernels)
-    up, down, source_block = (cast(Any, part[index]) for part in (hift.ups, hift.source_downs, hift.source_resblocks))
-    return _Stage(
-        make.upsampling(up),
-        columns_per_frame(config) // columns_per_element(config, index),
-        make.product(down.weight.transpose(1, 2).flatten(1), down.bias),
-        make.block(source_block),
-        tuple(make.block(cast(ResBlock, block)) for block in hift.resblocks[index * blocks : (index + 1) * blocks]),
-        POST_SLOPE if index == len(config.upsample_rates) - 1 else config.leaky_slope,
-    )
-
-
-def _angles(window: Tensor) -> Tensor:
-    n_fft = len(window)
-    return torch.outer(torch.arange(n_fft // 2 + 1), torch.arange(n_fft)).double() * (2 * math.pi / n_fft)
-
-
-def _transform(window: Tensor) -> Tensor:
-    """[2 K, n_fft]: real parts over imaginary parts of a windowed frame."""
-    angles = _angles(window)
-    return torch.cat([angles.cos(), -angles.sin()]) * window
-
-
-def _inverse(window: Tensor) -> Tensor:
-    """[n_fft, 2 K]: a windowed frame out of real and imaginary parts; the outer bins count once."""
-    angles = _angles(window)
-    weight = torch.full((len(angles), 1), 2.0, dtype=torch.float64)
-    weight[0] = weight[-1] = 1.0
-    return (torch.cat([angles.cos() * weight, -angles.sin() * weight]) * window / len(window)).T

@@ -6,7 +6,7 @@ know, so that they may rely on its alignment; 0 is nothing. Pure bookkeeping: no
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 import torch
@@ -49,7 +49,12 @@ def ladder(largest_frames: int) -> list[int]:
 def room(frames: int) -> Capacity:
     """For pieces of 50 frames and more, each of which may have its own past."""
     pieces = frames // 50 + 2
-    return Capacity(frames, frames // TILE_FRAMES + pieces, max(64, 32 * pieces))
+    return rounded(Capacity(frames, frames // TILE_FRAMES + pieces, max(64, 32 * pieces)))
+
+
+def rounded(least: Capacity) -> Capacity:
+    """A little more, so that each table begins at a multiple of 16 bytes: else kernels would be compiled anew."""
+    return Capacity(*(-(-size // step) * step for size, step in zip(astuple(least), (64, 2, 2), strict=True)))
 
 
 def needed(pieces: Sequence[Piece]) -> Capacity:

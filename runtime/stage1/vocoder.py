@@ -6,6 +6,7 @@ source and a count of frames, which is also the place in the noise. On a CPU f0 
 window at a time; on a GPU all windows are one run (`hift_packed.py`). Phase sums are float64 everywhere.
 """
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -23,7 +24,7 @@ from runtime.stage1.hift_packed import PackedHiFT, Window
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
-GRAPH_BYTES = 3 * 2**30  # of the captured runs on a GPU, the driver's share included
+READY_SECONDS = 30  # of noise, drawn at load on a GPU: 10 s of it take the CPU longer than a hop
 
 
 class SourceNoise(Protocol):
@@ -82,10 +83,11 @@ class Vocoder:
     """
 
     def __init__(self, hift: HiFT, noise: SourceNoise, runner: HiFTRunner | None = None) -> None:
+        """`runner` is another way to run the same network than the plain one."""
         config = hift.config
         self.device = hift.conv_pre.weight.device
         self._mel_bins = config.mel_bins
-        self._runner = runner or build_runner(hift)
+        self._runner = runner or PlainHiFT(hift)
         # Built anew, as a deep copy shares the classes that folding takes apart.
         self._source = _folded_copy(HiFT(config), hift, self.device, torch.float32).m_source
         self._noise = noise
@@ -220,12 +222,13 @@ class PlainHiFT:
         return "torch"
 
 
-def build_runner(hift: HiFT) -> HiFTRunner:
-    """The plain modules on a CPU, on a GPU the packed form with its graphs."""
+def build_vocoder(hift: HiFT, noise: SourceNoise, graph_bytes: int) -> Vocoder:
+    """The packed form on a GPU that Triton knows, its graphs within so many bytes; elsewhere the plain modules."""
     device = hift.conv_pre.weight.device
-    if device.type == "cuda":
-        return packed_runner(hift, device, graph_bytes=GRAPH_BYTES)
-    return PlainHiFT(hift)
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return Vocoder(hift, noise)
+    noise.source_noise(0, READY_SECONDS * hift.config.sample_rate)
+    return Vocoder(hift, noise, packed_runner(hift, device, graph_bytes))
 
 
 def packed_runner(hift: HiFT, device: torch.device, graph_bytes: int = 0) -> PackedHiFT:

@@ -456,14 +456,14 @@ def test_a_dead_worker_fails_its_requests_at_once(tiny_checkpoint, voice, monkey
 )
 def test_bad_input_is_refused_before_a_model_runs(engine, voice, changes, message, monkeypatch):
     """Traps 67, 68, 69."""
-    monkeypatch.setattr(engine._frontend._speech_tokenizer, "encode", lambda samples: 1 / 0)
+    monkeypatch.setattr(engine._frontend._encoders.tokens, "encode", lambda samples: 1 / 0)
     with pytest.raises(RequestError, match=message):
         engine.stream(request(voice, **changes))
     assert_idle(engine)
 
 
 def test_a_bad_source_is_refused_before_a_model_runs(engine, voice, monkeypatch):
-    monkeypatch.setattr(engine._frontend._speech_tokenizer, "encode", lambda samples: 1 / 0)
+    monkeypatch.setattr(engine._frontend._encoders.tokens, "encode", lambda samples: 1 / 0)
     with pytest.raises(RequestError, match="source"):
         engine.stream(request(voice, text="", source=AudioClip(np.zeros(48000, np.float32), 24000)))
 

@@ -1,8 +1,10 @@
 """A stream that would run dry takes an extra hop: on a fake clock, with a scripted language model."""
 
 import pytest
+import torch
 
-from runtime import SpeechRequest
+from runtime import EngineSettings, SpeechRequest
+from runtime.engine import resolve_extra_hops
 from runtime.jobs import ChunkJob
 from runtime.stage0_worker import Stage0Worker
 from runtime.stream import SpeechStream
@@ -87,3 +89,11 @@ def test_a_stream_that_would_run_dry_takes_extra_hops_and_says_so(engine, voice)
     stats, dry = speak(engine, voice, tokens=130, token_seconds=0.03, extra_hops=True)
     assert patient.extra_hops == 0 and without > 0.5
     assert stats.extra_hops > 0 and dry == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "taken"),
+    [(None, "cpu", False), (None, "cuda", True), (True, "cpu", True), (False, "cuda", False)],
+)
+def test_extra_hops_are_for_gpus_unless_the_settings_say_otherwise(asked, device, taken):
+    assert resolve_extra_hops(EngineSettings(extra_hops=asked), torch.device(device)) is taken

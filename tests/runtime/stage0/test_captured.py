@@ -40,7 +40,7 @@ def test_keys_values_and_logits_are_those_of_the_plain_module(dtype, allowed):
             steps.open(slot, ids[-1], len(ids) - 1, (RAS, STANDARD)[slot % 2], slot, 4)
             for start in range(0, len(ids) - 1, PIECE):
                 steps.read([(slot, start, ids[start : min(start + PIECE, len(ids) - 1)])])
-        for mine, theirs in zip(fast._cache, plain._layers, strict=True):
+        for mine, theirs in zip(fast._lm.cache, plain._layers, strict=True):
             end = len(ids) - 1
             given, wanted = mine[:, slot, :, :end].float(), theirs[:, slot, :, :end].float()
             assert (given - wanted).norm() < allowed * wanted.norm()

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from runtime.stage1.packing import Capacity, Tables, ladder, lay_out, needed, room
+from runtime.stage1.packing import Capacity, Tables, ladder, lay_out, needed, room, rounded
 from runtime.stage1.past import BlockShape, Past, PastBlock
 from runtime.stage1.solver import Piece
 
@@ -88,6 +88,19 @@ def test_only_frames_of_new_blocks_are_written_and_only_the_last_inputs_of_each(
     kv, tails = ((part.data_ptr() - ANCHOR.data_ptr()) // 16 for part in (block.kv, block.tails))
     assert laid.kv_keeps.tolist() == [0] * 7 + [kv + row * frame for frame in range(50)] + [0] * 30
     assert laid.tail_keeps.tolist() == [0] * 27 + [tails + tail_row * frame for frame in range(30)] + [0] * 30
+
+
+@pytest.mark.parametrize("lengths", [(1,), (37, 50), (51, 49, 7), (4097,)])
+def test_every_table_begins_where_a_kernel_may_read_sixteen_bytes(lengths: tuple[int, ...]) -> None:
+    """Kernels are compiled for the alignment of what they are given: an odd length would compile in mid-speech."""
+    least = needed([piece(frames, blocks=1) for frames in lengths])
+    capacity = rounded(least)
+    assert capacity.holds(least)
+    for one in (capacity, room(64 * len(lengths))):
+        numbers = torch.zeros(one.numbers, dtype=torch.long)
+        laid = Tables.of(numbers, one)
+        tables = [getattr(laid, field.name) for field in dataclasses.fields(laid)]
+        assert all((table.data_ptr() - numbers.data_ptr()) % 16 == 0 for table in tables)
 
 
 @pytest.mark.parametrize("frames", [1, 64, 100, 250, 424, 850, 1025, 3000, 4096])

@@ -145,6 +145,25 @@ def test_contexts_are_made_when_they_are_needed_and_have_streams_of_their_own(ma
     assert len(trt.named("create_execution_context")) == 2
 
 
+def test_who_finds_every_pair_in_use_waits_for_one(make_pool: Callable[..., Pool]) -> None:
+    """Each context has scratch memory of its own, gigabytes at the released size."""
+    pool, trt, _ = make_pool(limit=2)
+    got = threading.Event()
+
+    def third() -> None:
+        with pool.pair():
+            got.set()
+
+    waiting = threading.Thread(target=third)
+    with pool.pair():
+        with pool.pair():
+            waiting.start()
+            assert not got.wait(timeout=0.1)
+        assert got.wait(timeout=30)
+    waiting.join()
+    assert len(trt.named("create_execution_context")) == 2
+
+
 def test_a_pair_has_one_user_at_a_time(make_pool: Callable[..., Pool]) -> None:
     """Trap 41: eight threads share two pairs; the stand-in fails when two meet in one context."""
     pool, _, streams = make_pool(limit=2)
