@@ -79,9 +79,11 @@ class PackedHiFT:
 
     def describe(self) -> str:
         """How it runs, for people."""
-        if self._graphs is None:
+        graphs = self._graphs
+        if graphs is None:
             return "packed, no graphs"
-        return f"packed, {len(self._graphs)} graphs in {self._graphs.num_bytes / 2**20:.0f} MiB"
+        runs = f"{graphs.replays} runs replayed, {graphs.eager_runs} not"
+        return f"packed, {len(graphs)} graphs in {graphs.num_bytes / 2**20:.0f} MiB, {runs}"
 
     def _run(self, windows: Sequence[Window], lengths: Sequence[int]) -> list[Tensor]:
         hop = self.config.samples_per_frame
