@@ -157,6 +157,8 @@ def fill(net: nn.Module, layers: list[OnnxLayer], run: Callable[[nn.Module], obj
     layer on either side has no partner.
     """
     net.to_empty(device="cpu")
+    for value in net.state_dict().values():
+        value.fill_(torch.nan if value.is_floating_point() else 0)
     order = _trace(net, run)
     waiting: dict[Hashable, deque[OnnxLayer]] = defaultdict(deque)
     for layer in layers:
@@ -177,6 +179,9 @@ def fill(net: nn.Module, layers: list[OnnxLayer], run: Callable[[nn.Module], obj
     if left:
         shapes = ", ".join(f"{layer.kind} {list(layer.arrays[0].shape)}" for layer in left[:5])
         raise EngineUnavailable(f"the file has {len(left)} layers more than the net: {shapes}")
+    unset = [name for name, value in net.state_dict().items() if value.isnan().any()]
+    if unset:
+        raise EngineUnavailable(f"the file has no numbers for {', '.join(unset[:5])}")
 
 
 def _trace(net: nn.Module, run: Callable[[nn.Module], object]) -> list[tuple[str, nn.Module, nn.BatchNorm1d | None]]:

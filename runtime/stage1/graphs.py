@@ -73,12 +73,16 @@ class CudaCapture:
 
 
 class GraphTable(Generic[KeyT]):
-    """Graphs by key, bounded in bytes and number, least recently used out first. One worker drives it."""
+    """Graphs by key, bounded in bytes and number. One worker drives it.
+
+    Above the number the least recently used goes. What would pass the bytes is not kept: a shared pool gives memory
+    back with its last graph only, so that to put out another one would not make room.
+    """
 
     def __init__(self, capture: Callable[[Run], Captured], *, limit_bytes: int, max_graphs: int = 64) -> None:
         self.limit_bytes = limit_bytes
         self.num_bytes = 0
-        self.replays = self.eager_runs = self.evictions = 0
+        self.replays = self.eager_runs = self.evictions = self.refusals = 0
         self._max_graphs = max_graphs
         self._capture = capture
         self._graphs: OrderedDict[KeyT, Captured] = OrderedDict()
@@ -91,7 +95,7 @@ class GraphTable(Generic[KeyT]):
         return key in self._graphs
 
     def capture(self, key: KeyT, run: Run) -> bool:
-        """Records `run` under `key`. When that fails the key is disabled: it runs eagerly from then on."""
+        """Records `run` under `key`. When that fails or does not fit the key is disabled: it runs eagerly for good."""
         if key in self._graphs or key in self._disabled:
             return key in self._graphs
         try:
@@ -102,13 +106,17 @@ class GraphTable(Generic[KeyT]):
             self._disabled.add(key)
             log.warning("no CUDA graph for %s (%s: %s); it runs eagerly", key, type(error).__name__, error)
             return False
+        if self.num_bytes + captured.num_bytes > self.limit_bytes:
+            self._disabled.add(key)
+            self.refusals += 1
+            return False
         self._graphs[key] = captured
         self.num_bytes += captured.num_bytes
-        while self._graphs and (self.num_bytes > self.limit_bytes or len(self._graphs) > self._max_graphs):
+        if len(self._graphs) > self._max_graphs:
             _, oldest = self._graphs.popitem(last=False)
             self.num_bytes -= oldest.num_bytes
             self.evictions += 1
-        return key in self._graphs
+        return True
 
     def run(self, key: KeyT, eagerly: Run) -> Tensor:
         """Replays the graph of a key, or runs what it would have recorded. Read the result before the next call."""

@@ -2,7 +2,8 @@
 
 Shapes: R rows of W frames (50 Hz) each with its own end, T slots of a frame in all; P positions at some rate to the
 frame, channels last. A row takes W + 1 slots: the spectrum of W frames has 120 W + 1 columns. Nothing of a row depends
-on its neighbours: convolutions stop at its begin, columns behind its end are taken out whatever they hold.
+on its neighbours: convolutions stop at its begin, columns behind its end are taken out whatever they hold. Each
+convolution names its precision, so that no switch of the process has a say in it.
 
 The network is that of hift.py, its weights are laid out by hift_weights.py.
 """
@@ -79,9 +80,11 @@ class PackedHiFT:
 
     def describe(self) -> str:
         """How it runs, for people."""
-        if self._graphs is None:
+        graphs = self._graphs
+        if graphs is None:
             return "packed, no graphs"
-        return f"packed, {len(self._graphs)} graphs in {self._graphs.num_bytes / 2**20:.0f} MiB"
+        runs = f"{graphs.replays} runs replayed, {graphs.eager_runs} not"
+        return f"packed, {len(graphs)} graphs in {graphs.num_bytes / 2**20:.0f} MiB, {runs}"
 
     def _run(self, windows: Sequence[Window], lengths: Sequence[int]) -> list[Tensor]:
         hop = self.config.samples_per_frame
@@ -125,7 +128,7 @@ class PackedHiFT:
             x = x + self._from_source(stage, spectrum, begin, edge)
             blocks = [block(x, begin, rate) for block in stage.blocks]
             x = F.leaky_relu(reduce(torch.add, blocks) / len(blocks), stage.slope)
-        return self._synthesize(convolve(x, self._weights.post, begin, rate)[0], valid)
+        return self._synthesize(convolve(x, self._weights.post, begin, rate)[0], valid, begin)
 
     def _from_source(self, stage: Stage, spectrum: Tensor, begin: Tensor, edge: int) -> Tensor:
         """What a stage hears of the source. Element n sees columns n * stride - (stride - 1) to (n + 1) * stride."""
@@ -136,13 +139,13 @@ class PackedHiFT:
         x, _ = convolve(windows, stage.from_source, begin, stage.rate)
         return stage.source_block(x, begin, stage.rate)
 
-    def _synthesize(self, head: Tensor, valid: Tensor) -> Tensor:
+    def _synthesize(self, head: Tensor, valid: Tensor, begin: Tensor) -> Tensor:
         """Inverse transform and overlap-add: column n sounds in the 16 samples from 4 n - 8 on."""
         bins = head.shape[1] // 2
         magnitude = head[:, :bins].clamp(max=math.log(MAGNITUDE_LIMIT)).exp()
         phase = torch.sin(head[:, bins:])
         spectrum = torch.where(valid, torch.cat([magnitude * torch.cos(phase), magnitude * torch.sin(phase)], 1), 0.0)
-        frames = F.linear(spectrum, self._weights.inverse.weight[0])
+        frames, _ = convolve(spectrum, self._weights.inverse, begin, self._columns)
         envelope = valid * self._weights.envelope.flatten()
         return (self._overlap_add(frames) / self._overlap_add(envelope)).flatten()
 

@@ -33,17 +33,24 @@ class HarmonicSource(nn.Module):
     def forward(self, f0: Tensor, noise: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
         """One piece of the source [B, S], and the phase sums [B, H] after it.
 
-        `noise` is [B, S, H], uniform in [0, 1). `sums` is [H] or [B, H] float64 and lies where f0 does, which may be
-        another device than the noise's.
+        `noise` is [B, S, H], uniform in [0, 1). `sums` is [H] or [B, H] float64.
         """
+        return self.mix(f0, self.breath(noise), sums)
+
+    def breath(self, noise: Tensor) -> Tensor:
+        """What the mixing layer makes of the noise at full loudness: [.., S, H] -> [.., S]."""
+        # Not as a product of matrices: a library may sum a row in another order when there are more rows.
+        return (noise * self.l_linear.weight[0]).sum(-1)
+
+    def mix(self, f0: Tensor, breath: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+        """As the call, with `breath` [B, S] in place of noise: a harmonic's wave and noise are mixed alike."""
         with torch.no_grad():  # a gradient through the phase, an ever growing sum, would say nothing about f0
             phase, sums = self._phase(f0, sums)
             voiced = (f0 > self.voiced_threshold_hz).to(f0.dtype)
-            sines = (self.sine_amplitude * torch.sin(phase) * voiced[..., None]).to(noise.device)
+            sines = self.sine_amplitude * torch.sin(phase) * voiced[..., None]
             loudness = voiced * self.noise_amplitude + (1 - voiced) * self.sine_amplitude / 3
-            noise = self._hold(loudness[..., None].to(noise.device)) * noise
-            waves = self._hold(sines) + noise  # [B, S, H]
-        return torch.tanh(self.l_linear(waves)).squeeze(-1), sums
+        tone = (sines * self.l_linear.weight[0]).sum(-1) + self.l_linear.bias  # [B, N]
+        return torch.tanh(self._hold(tone) + self._hold(loudness) * breath), sums
 
     def _phase(self, f0: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
         """Phase [B, N, H] of each harmonic per frame, and the sums after the last frame.

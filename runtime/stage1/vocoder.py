@@ -175,13 +175,13 @@ class Vocoder:
                 self._runner.pitch(mels, [state.is_finished for state in states]), firsts, begins, strict=True
             )
         ]
-        noise = [
-            self._noise.source_noise(first * hop, len(pitch) * hop).to(self.device, torch.float32)
+        breaths = [
+            self._source.breath(self._noise.source_noise(first * hop, len(pitch) * hop).to(self.device, torch.float32))
             for first, pitch in zip(firsts, pitches, strict=True)
         ]
         # A silent frame behind the end of a row adds nothing to its sums.
-        f0, noises = (pad_sequence(parts, batch_first=True) for parts in (pitches, noise))
-        sources, sums = self._source(f0, noises, torch.stack([state.phase_sums for state in states]))
+        f0, breath = (pad_sequence(parts, batch_first=True) for parts in (pitches, breaths))
+        sources, sums = self._source.mix(f0, breath, torch.stack([state.phase_sums for state in states]))
         for state, pitch, source, row_sums in zip(states, pitches, sources, sums, strict=True):
             state.source = torch.cat([state.source, source[: len(pitch) * hop]])
             state.phase_sums = row_sums

@@ -71,3 +71,18 @@ def test_auto_stays_with_onnxruntime_and_says_why(
 def test_an_unknown_front_end_is_refused() -> None:
     with pytest.raises(EngineUnavailable, match="front_end"):
         replace(EngineSettings(), front_end="tape")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", ["demo", "tiny"])
+def test_a_gpu_hears_what_onnxruntime_hears(name: str, tiny_checkpoint: Checkpoint, voice: AudioClip) -> None:
+    checkpoint = resolve_checkpoint("demo") if name == "demo" else tiny_checkpoint
+    request = SpeechRequest(reference=voice, text="Hello.")
+    frontend = Frontend(checkpoint, EngineSettings(), torch.device("cuda"))
+    assert frontend.describe() == {"front end": "torch on cuda"}
+    ours = frontend.prepare(request).reference
+    theirs = Frontend(checkpoint, EngineSettings(), CPU).prepare(request).reference
+    assert (ours.speech_tokens == theirs.speech_tokens).float().mean() >= 0.95  # rounding edges
+    torch.testing.assert_close(ours.mel, theirs.mel, atol=1e-3, rtol=0)
+    assert torch.cosine_similarity(ours.speaker, theirs.speaker, dim=0) > 0.999
+    assert ours.key != theirs.key and ours.mel.device == CPU

@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import nn
 
+from runtime.checkpoint import DEMO_FOLDER, SPEAKER_ENCODER, SPEECH_TOKENIZER
 from runtime.errors import EngineUnavailable
 from runtime.frontend import speaker, speech_tokens
 from runtime.frontend.onnx_weights import read_layers
-from runtime.frontend.speaker import CAMPPlus, CAMPPlusConfig, export_speaker_encoder
-from runtime.frontend.speech_tokens import SpeechTokenizerConfig, SpeechTokenizerNet, export_speech_tokenizer
+from runtime.frontend.speaker import CAMPPlus, CAMPPlusConfig
+from runtime.frontend.speech_tokens import SpeechTokenizerConfig, SpeechTokenizerNet
 
 FEATS = torch.randn(1, 128, 150, generator=torch.Generator().manual_seed(0))
 FBANK = torch.randn(1, 150, 80, generator=torch.Generator().manual_seed(0))
@@ -80,33 +81,39 @@ EXPORTS: dict[str, Export] = {
 }
 
 
-@pytest.mark.parametrize("name", [*EXPORTS, "ours"])
+@pytest.mark.parametrize("name", EXPORTS)
 def test_tokenizer_weights_are_found_whatever_they_are_called(
     name: str, tokenizer: SpeechTokenizerNet, tmp_path: Path
 ) -> None:
     path = tmp_path / "tokenizer.onnx"
     lengths = torch.tensor([150], dtype=torch.int32)
-    if name == "ours":
-        export_speech_tokenizer(tokenizer, path)
-    else:
-        EXPORTS[name](tokenizer, path, (FEATS, lengths))
+    EXPORTS[name](tokenizer, path, (FEATS, lengths))
     rename_everything(path)
     found = speech_tokens.net_of(path)
     assert found.config == tokenizer.config
     torch.testing.assert_close(found.hidden(FEATS, lengths), tokenizer.hidden(FEATS, lengths), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", [*EXPORTS, "ours"])
+@pytest.mark.parametrize("name", EXPORTS)
 def test_speaker_weights_are_found_whatever_they_are_called(name: str, encoder: CAMPPlus, tmp_path: Path) -> None:
     path = tmp_path / "campplus.onnx"
-    if name == "ours":
-        export_speaker_encoder(encoder, path)
-    else:
-        EXPORTS[name](encoder, path, (FBANK,))
+    EXPORTS[name](encoder, path, (FBANK,))
     rename_everything(path)
     found = speaker.net_of(path)
     assert found.config == encoder.config
     torch.testing.assert_close(found(FBANK), encoder(FBANK), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("read", [speech_tokens.net_of, speaker.net_of])
+def test_files_of_the_demo_are_read_without_their_names_too(read: Callable[[Path], nn.Module], tmp_path: Path) -> None:
+    """Those were made by our exporter, the newer one; test_encoders.py holds what is read to onnxruntime."""
+    name = SPEECH_TOKENIZER if read is speech_tokens.net_of else SPEAKER_ENCODER
+    copied = tmp_path / name
+    copied.write_bytes((DEMO_FOLDER / name).read_bytes())
+    rename_everything(copied)
+    named, nameless = read(DEMO_FOLDER / name).state_dict(), read(copied).state_dict()
+    assert named.keys() == nameless.keys()
+    assert all(torch.equal(value, nameless[key]) for key, value in named.items())
 
 
 def test_a_net_of_another_kind_is_refused_with_the_reason(

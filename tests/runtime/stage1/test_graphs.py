@@ -68,10 +68,18 @@ def test_the_33rd_shape_puts_out_the_one_that_was_not_used_for_longest() -> None
     assert (len(table), table.evictions, table.num_bytes) == (32, 1, 320)
 
 
-def test_bytes_stay_inside_the_budget() -> None:
-    """Trap 61."""
+def test_what_would_pass_the_budget_is_not_kept() -> None:
+    """Trap 61. What is in stays in: its share of the pool would not come back."""
     table: GraphTable[int] = GraphTable(record, limit_bytes=25)
     kept = [table.capture(key, lambda: torch.ones(1)) for key in range(4)]
-    assert kept == [True] * 4
-    assert table.num_bytes == 20 and 2 in table and 3 in table and len(table) == 2
-    assert not GraphTable(record, limit_bytes=5).capture(0, lambda: torch.ones(1))
+    assert kept == [True, True, False, False]
+    assert (len(table), table.num_bytes, table.refusals, table.evictions) == (2, 20, 2, 0)
+    assert table.run(2, lambda: torch.ones(1)).tolist() == [1.0]
+    assert not table.capture(2, fails)  # nor is it tried again
+
+
+def test_a_graph_that_is_put_out_makes_its_key_free_again() -> None:
+    table: GraphTable[int] = GraphTable(record, limit_bytes=100, max_graphs=1)
+    assert table.capture(1, lambda: torch.ones(1)) and table.capture(2, lambda: torch.ones(1))
+    assert 1 not in table and table.capture(1, lambda: torch.ones(1)) and 2 not in table
+    assert (table.num_bytes, table.evictions) == (10, 2)
