@@ -106,7 +106,7 @@ class TensorRTSolver:
     @property
     def name(self) -> str:
         estimator = self._estimator
-        return f"{estimator.name}; {estimator.solves} solves, {estimator.torch_solves} more out of its sizes in torch"
+        return f"{estimator.name}; solves: {estimator.solves}, and out of its sizes in torch: {estimator.torch_solves}"
 
     def past_bytes(self, frames: int) -> int:
         return 0

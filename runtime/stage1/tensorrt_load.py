@@ -41,6 +41,7 @@ def build_tensorrt(flow: Flow, onnx: Path | None, folder: Path) -> TensorRTSolve
         check_released(onnx, dit)
     estimator = open_estimator(import_tensorrt(), dit, onnx, graph, bins, folder, gpu_name(device), CudaStreams(device))
     check_numbers(estimator, dit, bins)
+    estimator.solves = 0  # the probes were none
     return TensorRTSolver(estimator, flow.config.euler_steps, flow.config.guidance_rate, device)
 
 

@@ -129,7 +129,7 @@ def test_a_length_out_of_the_profiles_goes_to_torch_and_is_counted(opened: Calla
     assert worst(through(estimator, pieces), in_torch(pieces)) < 1e-4
     assert (estimator.solves, estimator.torch_solves) == (1, 1)
     assert len(trt.named("execute_async_v3")) == STEPS
-    assert TensorRTSolver(estimator, STEPS, RATE, CPU).name.endswith("1 solves, 1 more out of its sizes in torch")
+    assert TensorRTSolver(estimator, STEPS, RATE, CPU).name.endswith("; solves: 1, and out of its sizes in torch: 1")
 
 
 def test_profiles_end_where_they_say(opened: Callable[..., Opened]) -> None:
