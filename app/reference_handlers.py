@@ -98,10 +98,10 @@ class ReferenceHandlers:
             title = "Not installed" if isinstance(error, EngineUnavailable) else "No words"
             raise gr.Error(str(error), title=title, print_exception=False) from error
 
-    def example(self, index: int) -> tuple[tuple[int, np.ndarray], str]:
-        """Recording and words of an example voice."""
+    def example(self, index: int) -> tuple[tuple[int, np.ndarray], str, bool]:
+        """Recording and words of an example voice, and that it may be cloned."""
         chosen = self.examples[index]
-        return import_recording(str(chosen.sound)), chosen.transcript
+        return import_recording(str(chosen.sound)), chosen.transcript, True
 
 
 def import_recording(path: str) -> tuple[int, np.ndarray]:

@@ -74,6 +74,24 @@ def script_requests(
     return requests
 
 
+def locate(engine: Engine, requests: Sequence[SpeechRequest], sentence: int) -> tuple[int, int]:
+    """Which request a sentence of the whole belongs to, and which of its sentences it is; both count from 0."""
+    before = sentence
+    for number, request in enumerate(requests):
+        count = len(engine.plan(request).sentences)
+        if before < count:
+            return number, before
+        before -= count
+    raise RequestError(f"the script has no sentence {sentence + 1}; was it changed?")
+
+
+def remaining(engine: Engine, requests: Sequence[SpeechRequest], done: int) -> tuple[list[SpeechRequest], bool]:
+    """What is left of a script after so many sentences, and whether it begins with the pause between lines."""
+    number, first = locate(engine, requests, done)
+    rest = [replace(requests[number], first_sentence=first), *requests[number + 1 :]]
+    return rest, number > 0 and first == 0
+
+
 class ScriptStream:
     """Requests that are spoken one after the other, with the surface of a `SpeechStream`.
 
@@ -82,7 +100,11 @@ class ScriptStream:
     """
 
     def __init__(
-        self, engine: Engine, requests: Sequence[SpeechRequest], pause_seconds: float = LINE_PAUSE_SECONDS
+        self,
+        engine: Engine,
+        requests: Sequence[SpeechRequest],
+        pause_seconds: float = LINE_PAUSE_SECONDS,
+        opens_with_pause: bool = False,
     ) -> None:
         self._streams: list[SpeechStream] = []
         for number, request in enumerate(requests, 1):
@@ -99,6 +121,7 @@ class ScriptStream:
             length_capped=[],
         )
         self._pause = np.zeros(round(pause_seconds * self.stats.sample_rate), np.float32)
+        self._opens_with_pause = opens_with_pause
         self._lock = threading.Lock()
         self._current: SpeechStream | None = None
         self._chunks = self._speak()
@@ -128,11 +151,12 @@ class ScriptStream:
                 if self.stats.ended is not None:
                     return
                 self._current = stream
-            began = self.stats.samples + (len(self._pause) if number else 0)
+            pauses = number > 0 or self._opens_with_pause
+            began = self.stats.samples + (len(self._pause) if pauses else 0)
             try:
                 with stream:
                     for chunk in stream:
-                        opens = number > 0 and chunk.index == 0
+                        opens = pauses and chunk.index == 0
                         ends = chunk.is_last and number + 1 == len(self._streams)
                         yield self._take(chunk, stream.stats, began, first_sentence, opens, ends)
             except SpeechError:

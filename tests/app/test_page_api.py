@@ -51,8 +51,9 @@ def test_a_script_gets_every_format_of_what_an_m4a_says() -> None:
         with pytest.raises(AppError, match="belongs to a person"):
             client.predict(reference=voice, source=None, text="Hello there.", api_name="/speak")
         given = {"source": None, "consent": True, "text": "Hello there.", "seed": "7"}
-        message, *files = client.predict(reference=voice, **given, api_name="/speak")
+        message, *files, sentences = client.predict(reference=voice, **given, api_name="/speak")
         assert message["state"] == "done" and message["figures"]["seed"] == 7
+        assert [each["seconds"] for each in sentences["sentences"]] == [0.5]
         for file in files:
             with soundfile.SoundFile(file) as sound:
                 assert sound.frames == 0.5 * RATE

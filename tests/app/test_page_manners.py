@@ -159,24 +159,25 @@ def test_a_language_that_the_model_does_not_know_is_told_before_it_speaks(site: 
 
 
 def test_examples_need_no_upload(site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "a.wav").write_bytes((AUDIO / "zero_shot_prompt.wav").read_bytes())
+    (tmp_path / "ada.wav").write_bytes((AUDIO / "zero_shot_prompt.wav").read_bytes())
     words = "希望你以后能够做的比我还好呦。"
-    card = {"name": "Ada", "transcript": words, "licence": "CC0"}
-    (tmp_path / "a.json").write_text(json.dumps(card), encoding="utf-8")
+    (tmp_path / "ada.txt").write_text(words, encoding="utf-8")
     engine = FakeEngine(seconds=0.3)
     monkeypatch.setattr("app.ui.load_examples", lambda: [])
     assert site(engine).visit().locator("#examples").count() == 0  # nothing to try, no row
     monkeypatch.setattr("app.ui.load_examples", lambda: load_examples(tmp_path))
     page = site(engine).visit()
-    page.get_by_text("Ada (CC0)").click()
+    page.get_by_text("Ada").click()
     page.get_by_text("A good recording.").wait_for()
     assert page.locator("#transcript textarea").input_value() == words
     assert not page.locator("#part [data-ref=stale]").is_visible()
     page.locator("#text textarea").fill("你好。")
-    page.locator("#consent input").check()
-    page.locator("#speak").click()
+    page.locator("#speak").click()  # its owner has agreed already
     wait_for(page, "p.state === 'done'")
     assert engine.requests[0].transcript == words
+    page.locator("#reference").get_by_label("Clear").click()
+    upload(page, AUDIO / "en_clean_24k.m4a")
+    assert not page.locator("#consent input").is_checked()  # another voice is another person's
 
 
 def test_the_status_line_tells_what_runs_and_its_memory(site: Callable[..., Site]) -> None:

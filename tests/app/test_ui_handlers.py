@@ -12,10 +12,13 @@ import gradio as gr
 import pytest
 
 from app.audio_format import to_pcm16
+from app.form import CONVERT, INSTRUCT, SAY, FormReader, text_notices, without_tokens
 from app.reference_handlers import ReferenceHandlers
 from app.settings import Settings
+from app.speaking import Speaker, Tabs
 from app.transcribe import Transcriber
-from app.ui_handlers import CONVERT, INSTRUCT, SAY, Handlers, show_fields, text_notices, without_tokens
+from app.ui_handlers import Handlers, show_fields
+from app.visits import Visits
 from runtime import Mode, SamplingParams
 from tests.app.fake_engine import RATE, FakeEngine, tone
 
@@ -24,7 +27,8 @@ VOICES = ReferenceHandlers(Transcriber("small"), [])
 
 
 def handlers_of(engine: FakeEngine, settings: Settings | None = None) -> Handlers:
-    return Handlers(engine, settings or Settings(), VOICES)
+    settings = settings or Settings()
+    return Handlers(engine, Speaker(engine), FormReader(engine, settings, VOICES), Visits(settings), Tabs())
 
 
 def speak(
@@ -33,7 +37,8 @@ def speak(
     """Messages, each with the path of the WAV or what stands for none."""
     fields = {"task": SAY, "transcript": "", "instruction": "", "source": None, "text": "Hello.", "speed": 1.0}
     fields |= {"part": None, "consent": True, "language": "auto", "temperature": 1.0, "top_p": 0.8, "top_k": 25}
-    fields |= {"seed": "", "trim": False, "normalize": True, "job": job, "http": TAB} | given
+    fields |= {"seed": "", "trim": False, "normalize": True, "saved": "", "words": ""}
+    fields |= {"script": False, "visit": "", "job": job, "http": TAB} | given
     messages = handlers.speak(str(reference) if reference else None, **fields)
     try:
         for message, wav, *_ in messages:
