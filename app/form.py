@@ -111,7 +111,8 @@ class FormReader:
             sampling=self._sampling(form),
             seed=_seed(form.seed),
             speed=form.speed,
-            normalize=form.normalize and languages.is_normalized(form.language),
+            normalize=form.normalize,
+            language=form.language,
             trim=form.trim,
             words=parse_words(written(form.words)),
         )

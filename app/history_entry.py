@@ -71,7 +71,7 @@ class Entry(BaseModel):
 
 
 def settings_of(request: SpeechRequest) -> dict[str, object]:
-    fields = ("text", "transcript", "instruction", "speed", "streaming", "normalize", "trim")
+    fields = ("text", "transcript", "instruction", "language", "speed", "streaming", "normalize", "trim")
     sampling = None if request.sampling is None else asdict(request.sampling)
     return {name: getattr(request, name) for name in fields} | {"words": dict(request.words), "sampling": sampling}
 

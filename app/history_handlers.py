@@ -165,19 +165,35 @@ class HistoryHandlers:
         source = _heard(request.source) if request is not None and request.source is not None else None
         task = {"instruct": INSTRUCT, "voice conversion": CONVERT}.get(entry.mode, SAY)
         words = "\n".join(f"{word} = {reading}" for word, reading in settings["words"].items())
-        return (
-            *(task, saved, reference, True, settings["transcript"] or "", settings["instruction"] or "", source),
-            *(settings["text"], settings["speed"], str(settings["seed"]), sampling.get("temperature", 1.0)),
-            *(sampling.get("top_p", ras.top_p), sampling.get("top_k", ras.top_k), settings["trim"]),
-            *(settings["normalize"], words, entry.script),
-        )
+        shown = {
+            **{"task": task, "saved": saved, "reference": reference, "consent": True, "source": source},
+            **{name: settings[name] or "" for name in ("transcript", "instruction")},
+            **{name: settings[name] for name in ("text", "speed", "trim", "normalize")},
+            **{"language": settings.get("language", "auto"), "seed": str(settings["seed"])},
+            **{"temperature": 1.0, "top_p": ras.top_p, "top_k": ras.top_k},
+            **{name: sampling[name] for name in ("temperature", "top_p", "top_k") if sampling},
+            **{"words": words, "script": entry.script},
+        }
+        return tuple(shown[name] for name in REUSED)
 
     def _history(self, visit: str, http: gr.Request) -> History:
         return self._visits.history(visit_token(visit, http))
 
 
 REUSED = (
-    *("task", "saved", "reference", "consent", "transcript", "instruction", "source", "text", "speed", "seed"),
+    *(
+        "task",
+        "saved",
+        "reference",
+        "consent",
+        "transcript",
+        "instruction",
+        "source",
+        "text",
+        "language",
+        "speed",
+        "seed",
+    ),
     *("temperature", "top_p", "top_k", "trim", "normalize", "words", "script"),
 )
 

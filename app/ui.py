@@ -68,7 +68,8 @@ def theme() -> gr.themes.Base:
 
 def build_page(engine: Engine, settings: Settings) -> gr.Blocks:
     """The page as Gradio blocks, not yet mounted anywhere."""
-    references = ReferenceHandlers(Transcriber(settings.transcription), load_examples())
+    embed = engine.speaker_vector if engine.checkpoint.makes_speech else None
+    references = ReferenceHandlers(Transcriber(settings.transcription), load_examples(), embed)
     visits, tabs, speaker = Visits(settings), Tabs(), Speaker(engine)
     handlers = Handlers(engine, speaker, FormReader(engine, settings, references), visits, tabs)
     voices = VoiceHandlers(visits, references)

@@ -12,6 +12,7 @@ from runtime.errors import (
 )
 from runtime.frontend.audio import check_reference, load_clip
 from runtime.frontend.markup import load_words, parse_words
+from runtime.frontend.reading import LANGUAGES
 from runtime.hub import OFFICIAL, resolve_checkpoint
 from runtime.pace import expected_seconds
 from runtime.settings import EngineSettings, Precision
@@ -30,6 +31,7 @@ from runtime.types import (
 )
 
 __all__ = [
+    "LANGUAGES",
     "OFFICIAL",
     "AudioChunk",
     "AudioClip",

@@ -12,6 +12,7 @@ import threading
 import time
 from types import TracebackType
 
+import numpy as np
 import psutil
 import torch
 
@@ -26,7 +27,7 @@ from runtime.stage0_worker import Stage0Worker
 from runtime.stage1.base import build_stage1
 from runtime.stage1_worker import Stage1Worker
 from runtime.stream import SpeechStream
-from runtime.types import PreparedSpeech, SpeechPlan, SpeechRequest, SpokenSentence, StreamStats
+from runtime.types import AudioClip, PreparedSpeech, SpeechPlan, SpeechRequest, SpokenSentence, StreamStats
 
 # Arithmetic fills a CPU with one stream, so that company would only wait for each other.
 GROUP_FRAMES = {"cuda": 16_384, "cpu": 1}
@@ -80,6 +81,10 @@ class Engine:
         Raises RequestError for a text, word list, transcript or instruction that cannot be spoken.
         """
         return self._frontend.plan(request)
+
+    def speaker_vector(self, clip: AudioClip) -> np.ndarray:
+        """What the checkpoint's speaker encoder hears in a clip: [E] float32, alike for clips of one voice."""
+        return self._frontend.speaker_vector(clip).numpy()
 
     def stream(self, request: SpeechRequest) -> SpeechStream:
         """Prepares a request now and speaks it once the stream is entered.

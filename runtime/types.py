@@ -77,6 +77,7 @@ class SpeechRequest:
     speed: float = 1.0
     streaming: bool = True  # False computes each sentence as one piece
     normalize: bool = True  # write numbers, units and symbols out as words
+    language: str = "auto"  # that they are written out in; the model itself takes no language (spec 2.7)
     trim: bool = False  # use the first 30 s of a longer reference
     words: Mapping[str, str] = field(default_factory=dict)  # readings, put in place of words before anything else
     first_sentence: int = 0  # begins there, with the sound that it has in the whole: a broken job goes on

@@ -9,6 +9,7 @@ import numpy as np
 
 from runtime import (
     AudioChunk,
+    AudioClip,
     EndReason,
     GenerationError,
     PlannedSentence,
@@ -74,6 +75,9 @@ class FakeEngine:
     def cut(self, request: SpeechRequest) -> list[str]:
         return request.text.split(". ")[request.first_sentence :] if self.splits else [request.text]
 
+    def speaker_vector(self, clip: AudioClip) -> np.ndarray:
+        return np.ones(4, np.float32)
+
     def close(self) -> None:
         self.closed = True
 
@@ -116,7 +120,7 @@ class FakeStream:
             stats.first_audio_seconds = time.monotonic() - self._started_at
             self.first_at = time.time()
         sentence = stats.samples * stats.sentences // total
-        if stats.spoken:
+        if engine.splits:
             border = -(-(sentence + 1) * total // stats.sentences)  # chunks end where sentences do
             samples = samples[: border - stats.samples]
             spoken = stats.spoken[sentence]
