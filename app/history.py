@@ -159,7 +159,9 @@ class History:
             if id in self._live or not entry.resumable:
                 raise RequestError("this job is being made or complete; there is nothing to go on with")
             done = len(entry.sentences)
-            request = None if entry.script else replace(self.request(id), first_sentence=done)
+            request = (
+                None if entry.script else replace(self.request(id), first_sentence=done, level_lufs=entry.level_lufs)
+            )
             (folder / WHOLE).unlink(missing_ok=True)
             self._live.add(id)
         return Keeping(self, entry, folder, request, None)
@@ -315,6 +317,7 @@ class Keeping:
         with wav_file(self._folder / kept.file, self.entry.sample_rate) as file:
             file.writeframes(to_pcm16(samples[start - self._begin :][:length]))
         self.entry.sentences.append(kept)
+        self.entry.level_lufs = self._stats.level_lufs or self.entry.level_lufs
         self.entry.samples = self._offset + self._begin + len(samples)
         write_entry(self.entry, self._folder)
 

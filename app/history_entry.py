@@ -58,6 +58,7 @@ class Entry(BaseModel):
     planned: int  # sentences
     sentences: list[KeptSentence] = Field(default_factory=list)
     samples: int = 0  # of the whole so far, pauses included
+    level_lufs: float | None = None  # loudness of its sentences; what is made later is brought towards it as well
     ended: EndReason | None = None  # None while it is made, or when it broke off
 
     @property

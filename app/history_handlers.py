@@ -118,7 +118,7 @@ class HistoryHandlers:
                 request = requests[locate(self._engine, requests, index)[0]]
             else:
                 request = history.request(id)
-            request = again(request, text, seed)
+            request = replace(again(request, text, seed), level_lufs=entry.level_lufs)
             return Job(self._engine.stream(request), expected_seconds(request))
 
         def finish(job: Job, made: bytes) -> tuple[bytes, Entry | None]:

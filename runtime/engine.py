@@ -21,6 +21,7 @@ from runtime.chunking import HopPlan
 from runtime.errors import EngineUnavailable, GenerationError, Overloaded
 from runtime.frontend.prepare import Frontend
 from runtime.jobs import ChunkJob
+from runtime.loudness import SentenceLeveller
 from runtime.settings import EngineSettings
 from runtime.stage0.base import build_stage0
 from runtime.stage0_worker import Stage0Worker
@@ -110,6 +111,7 @@ class Engine:
             stats,
             requested_at=requested_at,
             chunk_queue=self.settings.chunk_queue,
+            leveller=self._leveller(speech, rate),
             on_start=self._start,
             on_read=lambda: self._worker1.post(self._worker1.look_again),
             on_end=self._release,
@@ -153,6 +155,11 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _leveller(self, speech: PreparedSpeech, rate: int) -> SentenceLeveller | None:
+        """One for several sentences, or for a part of several; the reference has none (`official`)."""
+        alone = len(speech.sentences) == 1 and speech.level_lufs is None
+        return None if alone or self.settings.fidelity == "official" else SentenceLeveller(rate, speech.level_lufs)
 
     # Between stream and workers
 

@@ -114,6 +114,7 @@ class Frontend:
             speed=request.speed,
             streaming=request.streaming,
             first_sentence=request.first_sentence,
+            level_lufs=request.level_lufs,
             warnings=tuple(warnings),
         )
 
