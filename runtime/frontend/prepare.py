@@ -146,7 +146,7 @@ class Frontend:
         text = strip_marker(request.text)
         split = not (self._official and request.mode is Mode.CROSS_LINGUAL)
         pieces = self._text.pieces(text, self._fidelity, request.normalize, request.words, split, request.language)
-        warnings = notices(text, self._tokenizer.special_tokens, self._fidelity)
+        warnings = notices(text, self._tokenizer.special_tokens, self._fidelity, request.language)
         if request.mode is Mode.ZERO_SHOT and 2 * len(text) < len(request.transcript or ""):
             warnings.append("the text is much shorter than the transcript; such requests are spoken less reliably")
         if not 0 <= request.first_sentence < len(pieces):

@@ -194,7 +194,12 @@ def strip_marker(text: str) -> str:
     return rest
 
 
-def notices(text: str, special_tokens: Sequence[str] = SPECIAL_TOKENS, fidelity: Fidelity = "intended") -> list[str]:
+def notices(
+    text: str,
+    special_tokens: Sequence[str] = SPECIAL_TOKENS,
+    fidelity: Fidelity = "intended",
+    language: str = "auto",
+) -> list[str]:
     """What the listener should know before hearing the text; one sentence each."""
     text = spell_pinyin(_clean(text, drop=()), special_tokens)
     told = [] if fidelity == "official" else mark_notices(text, special_tokens)
@@ -202,7 +207,7 @@ def notices(text: str, special_tokens: Sequence[str] = SPECIAL_TOKENS, fidelity:
         told.append(f"the model does not know this writing and will misread it: {', '.join(scripts)}")
     if skipped := unreadable(text):
         told.append(f"not spoken, as there is no reading for them: {' '.join(skipped)}")
-    if any(map(is_kana, text)) and _has_han(text):
+    if (language == "ja" or any(map(is_kana, text))) and _has_han(text):
         told.append("the model reads kanji as Chinese; write Japanese in katakana")
     return told
 
