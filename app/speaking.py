@@ -162,7 +162,7 @@ class Speaker:
     def _messages(self, job: Job, made: bytearray, backlog: "Backlog") -> Iterator[Message]:
         """What the player gets while the stream speaks; the PCM16 of it is added to `made`."""
         stats = job.stream.stats
-        progress = Progress([sentence.text for sentence in stats.spoken] or [""], job.expected)
+        progress = Progress([sentence.text for sentence in stats.spoken] or [""] * stats.sentences, job.expected)
         pace = Pace(self._pace)
         for chunk in job.stream:
             pcm = to_pcm16(chunk.samples)

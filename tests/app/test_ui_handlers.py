@@ -13,13 +13,14 @@ import pytest
 
 from app.audio_format import to_pcm16
 from app.form import CONVERT, INSTRUCT, SAY, FormReader, text_notices, without_tokens
+from app.history import History
 from app.reference_handlers import ReferenceHandlers
 from app.settings import Settings
 from app.speaking import Speaker, Tabs
 from app.transcribe import Transcriber
 from app.ui_handlers import Handlers, show_fields
 from app.visits import Visits
-from runtime import Mode, SamplingParams
+from runtime import EndReason, Mode, SamplingParams
 from tests.app.fake_engine import RATE, FakeEngine, tone
 
 TAB = SimpleNamespace(session_hash="one tab")
@@ -242,3 +243,34 @@ def test_progress_goes_over_the_sentences(reference: Path) -> None:
     assert [p["sentence"] for p in made] == [1, 1, 2, 2, 3, 3, 4, 4] and {p["sentences"] for p in made} == {4}
     fractions = [p["fraction"] for p in made]
     assert fractions == sorted(fractions) and fractions[-1] == 1.0 and made[-1]["left"] >= 0
+
+
+def test_a_finished_sentence_is_kept_when_the_page_is_gone_the_moment_it_was_sent(
+    reference: Path, tmp_path: Path
+) -> None:
+    """Complaint 21. Gradio closes the generator where it stands: right after a chunk was sent."""
+    settings = Settings(history=tmp_path)
+    handlers = handlers_of(FakeEngine(seconds=2.0, chunk_seconds=0.5, splits=True), settings)
+    messages = speak(handlers, reference, text="One. Two. Three. Four")
+    for message, _ in messages:
+        if message["state"] == "speaking" and message["index"] == 1:
+            break
+    messages.close()
+    (entry,) = History(tmp_path).entries()
+    assert [sentence.text for sentence in entry.sentences] == ["One", "Two"]
+    assert entry.resumable and entry.ended is EndReason.CANCELLED
+
+
+def test_a_history_that_cannot_be_written_ends_no_speech(reference: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    handlers = handlers_of(FakeEngine(seconds=0.4), Settings(history=tmp_path / "file"))
+    *_, (last, wav) = speak(handlers, reference)
+    assert last["state"] == "done" and wav and "cannot be written" in last["message"]
+
+
+def test_the_pace_is_that_of_the_work_after_the_first_chunk(reference: Path) -> None:
+    """A cost that is paid once made a short first chunk look slow, and the player wait for nothing."""
+    handlers = handlers_of(FakeEngine(seconds=1.0, rtf=0.2, chunk_seconds=0.25, first_chunk_delay=0.4))
+    paces = [[m["pace"] for m, _ in speak(handlers, reference) if m["state"] == "speaking"] for _ in range(2)]
+    assert paces[0][0] > 1.5  # nothing better is known yet
+    assert all(0.1 < pace < 0.6 for pace in paces[0][1:] + paces[1]), paces
