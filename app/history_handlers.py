@@ -90,7 +90,7 @@ class HistoryHandlers:
                     stream = self._engine.stream(keeping.request)
                 else:
                     rest, pause = remaining(self._engine, lines, len(entry.sentences))
-                    stream = ScriptStream(self._engine, rest, opens_with_pause=pause)
+                    stream = ScriptStream(self._engine, rest, opens_with_pause=pause, level_lufs=entry.level_lufs)
             except SpeechError:
                 with keeping:  # it stays as it was
                     raise
