@@ -23,6 +23,8 @@ from app.voice_commands import run_voice_command
 from app.voices import VoiceLibrary
 from runtime import Engine, RequestError, SpeechError, resolve_checkpoint
 
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
 
 def main(
     argv: list[str], environment: Mapping[str, str], open_engine: Callable[[Settings], Engine] | None = None
@@ -56,6 +58,8 @@ def read_settings(args: Namespace, environment: Mapping[str, str]) -> Settings:
     place: dict[str, Any]
     if "SPACE_ID" in environment:  # its visitors are strangers to each other, so it keeps neither voices nor jobs
         place = SPACE | {"model": environment.get("MYNAH_MODEL", "demo")}  # it starts without flags
+    elif vars(args).get("host", "127.0.0.1") not in LOOPBACK:
+        place = {}  # nor do people who only share a network; --voices and --history name folders for all of them
     else:
         place = {name: user_data_path("Mynah", appauthor=False) / name for name in ("voices", "history")}
     given = {name: value for name, value in vars(args).items() if name in names}

@@ -21,6 +21,7 @@ from app.subtitles import subtitles
 from app.voice_commands import VOICES_HELP, add_voice_commands, tell
 from app.voices import Voice, VoiceLibrary
 from runtime import (
+    LANGUAGES,
     AudioClip,
     Engine,
     EngineSettings,
@@ -49,7 +50,7 @@ def build_parser() -> ArgumentParser:
     parser.add_argument("--host", help="address to listen on; 0.0.0.0 is every interface (default: this machine only)")
     parser.add_argument("--port", type=int, help="port of the page (default: 7860 or the next free one)")
     parser.add_argument("--voices", type=Path, help=VOICES_HELP)
-    parser.add_argument("--history", type=Path, help="folder of what was made (default: likewise)")
+    parser.add_argument("--history", type=Path, help="folder of what the page made (default: likewise)")
     parser.add_argument("--no-browser", dest="open_browser", action="store_false", help="do not open a browser")
     commands = parser.add_subparsers(dest="command", title="commands")
     say = commands.add_parser(
@@ -106,6 +107,9 @@ def _say_flags(say: ArgumentParser) -> None:
     words.add_argument("--source-audio", type=Path, default=None, help="convert this recording instead of a text")
     say.add_argument("--transcript", default=None, help="the words of the reference; makes the likeness closer")
     say.add_argument("--instruct", default=None, help="how to speak, in plain words")
+    say.add_argument(
+        "--language", choices=LANGUAGES, default="auto", help="of the text: what its figures are written out in"
+    )
     say.add_argument("--words", type=Path, default=None, help="a word list: lines `word = reading`, or a JSON object")
     say.add_argument(
         "--plan", action="store_true", default=False, help="print the sentences and their seconds, no sound"
@@ -164,6 +168,7 @@ def read_requests(args: Namespace, library: VoiceLibrary | None) -> list[SpeechR
             speed=args.speed,
             streaming=args.streaming,
             normalize=args.normalize,
+            language=args.language,
             trim=args.trim,
             words=words,
         )

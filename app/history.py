@@ -79,6 +79,10 @@ class History:
     def is_live(self, id: str) -> bool:
         return id in self._live
 
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._live)
+
     def whole(self, id: str) -> Path:
         """One lossless file of everything that is finished; for a job that broke off it is put together now."""
         with self._lock:
@@ -106,28 +110,33 @@ class History:
 
     # Making
 
-    def begin(self, request: SpeechRequest, stats: StreamStats, voice: str | None = None) -> "Keeping":
+    def begin(
+        self, request: SpeechRequest, stats: StreamStats, voice: str | None = None, script: str | None = None
+    ) -> "Keeping":
         """Opens an entry for a stream that was just made. Leaving the block without its last chunk ends it as it is.
 
+        Of a script the text is kept and the settings of its first request; its voices are saved ones.
         Raises RequestError when nothing can be written.
         """
         try:
-            return self._begin(request, stats, voice)
+            return self._begin(request, stats, voice, script)
         except OSError as failed:
             raise RequestError(f"the history cannot be written ({failed.strerror}); free some space") from failed
 
-    def _begin(self, request: SpeechRequest, stats: StreamStats, voice: str | None) -> "Keeping":
+    def _begin(self, request: SpeechRequest, stats: StreamStats, voice: str | None, script: str | None) -> "Keeping":
         id = f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{token_hex(4)}"
         unfinished = self.folder / f".new-{id}"
         unfinished.mkdir(parents=True)
-        recordings = write_recordings(request, unfinished)
+        recordings = write_recordings(request, unfinished) if script is None else {}
+        spoken = {} if script is None else {"text": script, "transcript": None}
         entry = Entry.model_validate(
             {
                 "id": id,
                 "made": datetime.now(UTC),
                 "mode": stats.mode.value,
                 "voice": voice,
-                "settings": settings_of(request) | {"seed": stats.seed},
+                "script": script is not None,
+                "settings": settings_of(request) | {"seed": stats.seed} | spoken,
                 "recordings": recordings,
                 "sample_rate": stats.sample_rate,
                 "planned": stats.sentences,
@@ -141,12 +150,18 @@ class History:
         return Keeping(self, entry, self.folder / id, request, stats)
 
     def resume(self, id: str) -> "Keeping":
-        """Goes on with a job that broke off: stream `keeping.request`, then `keeping.hear(stream.stats)`, then take."""
+        """Goes on with a job that broke off: stream `keeping.request`, then `keeping.hear(stream.stats)`, then take.
+
+        A script has no single request; `script.remaining` has its lines.
+        """
         with self._lock:
             entry, folder = self._find(id)
             if id in self._live or not entry.resumable:
                 raise RequestError("this job is being made or complete; there is nothing to go on with")
-            request = replace(self.request(id), first_sentence=len(entry.sentences))
+            done = len(entry.sentences)
+            request = (
+                None if entry.script else replace(self.request(id), first_sentence=done, level_lufs=entry.level_lufs)
+            )
             (folder / WHOLE).unlink(missing_ok=True)
             self._live.add(id)
         return Keeping(self, entry, folder, request, None)
@@ -234,7 +249,7 @@ class Keeping:
     """Writes one job while it is made. Used by the thread that reads the stream."""
 
     def __init__(
-        self, history: History, entry: Entry, folder: Path, request: SpeechRequest, stats: StreamStats | None
+        self, history: History, entry: Entry, folder: Path, request: SpeechRequest | None, stats: StreamStats | None
     ) -> None:
         self.entry = entry
         self.request = request
@@ -302,6 +317,7 @@ class Keeping:
         with wav_file(self._folder / kept.file, self.entry.sample_rate) as file:
             file.writeframes(to_pcm16(samples[start - self._begin :][:length]))
         self.entry.sentences.append(kept)
+        self.entry.level_lufs = self._stats.level_lufs or self.entry.level_lufs
         self.entry.samples = self._offset + self._begin + len(samples)
         write_entry(self.entry, self._folder)
 

@@ -13,7 +13,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app.audio_format import wav_file
 from app.voice_files import encode_clip
-from runtime import EndReason, RequestError, SamplingParams, SpeechRequest, check_reference, load_clip
+from runtime import (
+    EndReason,
+    Mode,
+    RequestError,
+    SamplingParams,
+    SpeechRequest,
+    StreamStats,
+    check_reference,
+    load_clip,
+)
 
 ENTRY, WHOLE = "entry.json", "whole.wav"
 RecordingFile = Literal["reference.flac", "reference.wav", "source.flac", "source.wav"]
@@ -42,12 +51,14 @@ class Entry(BaseModel):
     made: datetime
     mode: str
     voice: str | None  # name of a saved voice, when one was used
+    script: bool = False  # the text has a line for each of several saved voices
     settings: dict[str, Any]  # fields of the SpeechRequest, without its recordings; the seed is the one that was used
     recordings: dict[Literal["reference", "source"], RecordingFile]  # field of the request -> file
     sample_rate: int
     planned: int  # sentences
     sentences: list[KeptSentence] = Field(default_factory=list)
     samples: int = 0  # of the whole so far, pauses included
+    level_lufs: float | None = None  # loudness of its sentences; what is made later is brought towards it as well
     ended: EndReason | None = None  # None while it is made, or when it broke off
 
     @property
@@ -61,9 +72,22 @@ class Entry(BaseModel):
 
 
 def settings_of(request: SpeechRequest) -> dict[str, object]:
-    fields = ("text", "transcript", "instruction", "speed", "streaming", "normalize", "trim")
+    fields = ("text", "transcript", "instruction", "language", "speed", "streaming", "normalize", "trim")
     sampling = None if request.sampling is None else asdict(request.sampling)
     return {name: getattr(request, name) for name in fields} | {"words": dict(request.words), "sampling": sampling}
+
+
+def stats_of(entry: Entry, samples: int) -> StreamStats:
+    """What is still known of the stream that made it, or `samples` of it."""
+    sampling = entry.settings["sampling"]
+    return StreamStats(
+        mode=Mode(entry.mode),
+        seed=entry.settings["seed"],
+        sampling=SamplingParams() if sampling is None else SamplingParams(**sampling),
+        sentences=entry.planned,
+        sample_rate=entry.sample_rate,
+        samples=samples,
+    )
 
 
 def sentence_of(entry: Entry, index: int) -> KeptSentence:
@@ -113,6 +137,8 @@ def write_recordings(request: SpeechRequest, folder: Path) -> dict[str, str]:
 
 def request_of(entry: Entry, folder: Path) -> SpeechRequest:
     """The request that was made, with its recordings and the seed that was used."""
+    if entry.script:
+        raise RequestError("this job is a script, which has a request for each of its lines")
     try:
         clips: dict[str, Any] = {
             field: load_clip((folder / file).read_bytes(), file) for field, file in entry.recordings.items()

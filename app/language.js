@@ -39,8 +39,8 @@
     const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT | NodeFilter.SHOW_ELEMENT);
     for (let node = root; node; node = walker.nextNode()) {
       if (node.nodeType === Node.TEXT_NODE) {
-        const parent = node.parentElement?.tagName;
-        if (node.data.trim() && !["SCRIPT", "STYLE", "TEXTAREA"].includes(parent))
+        // What a person has written is no text of the page.
+        if (node.data.trim() && !node.parentElement?.closest("script, style, textarea, [translate=no]"))
           place(node, "text", node.data, (text) => { node.data = text; });
       } else if (node.nodeType === Node.ELEMENT_NODE) {
         for (const name of ATTRIBUTES) {

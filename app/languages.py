@@ -48,8 +48,3 @@ def notices(text: str, language: str) -> list[str]:
     if language not in NORMALIZED and any(letter.isdigit() for letter in text):
         said.append(f"Numbers are not written out as words in {KNOWN[language]}; write them as words to be sure.")
     return said
-
-
-def is_normalized(language: str) -> bool:
-    """Whether numbers and units of such a text are written out as words: English ones in German help nobody."""
-    return language == AUTO or language in NORMALIZED

@@ -11,6 +11,9 @@ window.mynahReference = (element, props, watch) => {
   let report = null; // what the server said of the recording
   let former = null; // transcript that stood there with an earlier recording
 
+  let whole = 0; // until then a recording that comes is used whole: it is the part that was used before
+  addEventListener("mynah-whole", () => { whole = Date.now() + 8000; });
+
   const keep = () => { props.value = report; };
 
   const choose = ([from, to]) => {
@@ -92,6 +95,7 @@ window.mynahReference = (element, props, watch) => {
       // Words that came together with the recording, as those of an example, are no old ones.
       report.stale_words = same ? stale : former && words() === former ? former : null;
       if (same && cut) report.window = cut;
+      else if (Date.now() < whole && report.seconds) report.window = [0, report.seconds];
       former = words();
     }
     show();

@@ -24,6 +24,7 @@ from app.reference_check import (
     check,
     cut,
 )
+from app.speaker_check import Embed, several_voices
 from app.transcribe import Transcriber
 from runtime import AudioClip, EngineUnavailable, RequestError, SpeechError, load_clip
 
@@ -59,9 +60,11 @@ class Part:
 class ReferenceHandlers:
     """Holds the speech detector, the transcriber and the examples. Gradio calls its methods from many threads."""
 
-    def __init__(self, transcriber: Transcriber, examples: list[Example]) -> None:
+    def __init__(self, transcriber: Transcriber, examples: list[Example], embed: Embed | None = None) -> None:
+        """`embed` gives the speaker vector of a clip, where the weights are trained."""
         self._detector = SpeechDetector()
         self._transcriber = transcriber
+        self._embed = embed
         self.examples = examples
 
     def judge(self, path: str | None) -> Iterator[Shown | None]:
@@ -77,13 +80,24 @@ class ReferenceHandlers:
         report = check(clip, self._detector)
         shown = _shown(clip, report)
         yield shown
-        if refined := _refinements(clip, Path(path)):
+        if refined := self._refinements(clip, Path(path), report):
             level = "fair" if report.level == "good" else report.level
             yield shown | {
                 "level": level,
                 "headline": HEADLINES[level],
                 "remarks": [*report.remarks, *refined],
             }
+
+    def _refinements(self, clip: AudioClip, path: Path, report: Report) -> list[str]:
+        said = []
+        if channels_differ(path):
+            said.append("Its two channels hold different voices; keep one of them.")
+        elif self._embed is not None and several_voices(clip, report.speech, self._embed):
+            said.append("Several people seem to speak in it; light a part with one of them.")
+        score = background_score(clip)
+        if score is not None and score < NOISY_SCORE:
+            said.append(f"Its background is rated {score:.1f} of 5; a quieter room gives a clearer voice.")
+        return said
 
     def speech_seconds(self, clip: AudioClip) -> float:
         return check(clip, self._detector).speech_seconds
@@ -98,10 +112,10 @@ class ReferenceHandlers:
             title = "Not installed" if isinstance(error, EngineUnavailable) else "No words"
             raise gr.Error(str(error), title=title, print_exception=False) from error
 
-    def example(self, index: int) -> tuple[tuple[int, np.ndarray], str]:
-        """Recording and words of an example voice."""
+    def example(self, index: int) -> tuple[tuple[int, np.ndarray], str, bool]:
+        """Recording and words of an example voice, and that it may be cloned."""
         chosen = self.examples[index]
-        return import_recording(str(chosen.sound)), chosen.transcript
+        return import_recording(str(chosen.sound)), chosen.transcript, True
 
 
 def import_recording(path: str) -> tuple[int, np.ndarray]:
@@ -134,13 +148,3 @@ def _shown(clip: AudioClip, report: Report) -> Shown:
         "speech": [list(span) for span in report.speech],
         "peaks": [round(float(np.abs(part).max(initial=0.0)), 4) for part in np.array_split(clip.samples, BARS)],
     }
-
-
-def _refinements(clip: AudioClip, path: Path) -> list[str]:
-    said = []
-    if channels_differ(path):
-        said.append("Its two channels hold different voices; keep one of them.")
-    score = background_score(clip)
-    if score is not None and score < NOISY_SCORE:
-        said.append(f"Its background is rated {score:.1f} of 5; a quieter room gives a clearer voice.")
-    return said

@@ -24,6 +24,7 @@ from runtime import (
     SpeechRequest,
     SpeechStream,
     StreamStats,
+    loudness,
 )
 
 MOST_LINES = 1000
@@ -74,6 +75,50 @@ def script_requests(
     return requests
 
 
+def locate(engine: Engine, requests: Sequence[SpeechRequest], sentence: int) -> tuple[int, int]:
+    """Which request a sentence of the whole belongs to, and which of its sentences it is; both count from 0."""
+    before = sentence
+    for number, request in enumerate(requests):
+        count = len(engine.plan(request).sentences)
+        if before < count:
+            return number, before
+        before -= count
+    raise RequestError(f"the script has no sentence {sentence + 1}; was it changed?")
+
+
+def remaining(engine: Engine, requests: Sequence[SpeechRequest], done: int) -> tuple[list[SpeechRequest], bool]:
+    """What is left of a script after so many sentences, and whether it begins with the pause between lines."""
+    number, first = locate(engine, requests, done)
+    rest = [replace(requests[number], first_sentence=first), *requests[number + 1 :]]
+    return rest, number > 0 and first == 0
+
+
+class VoiceLeveller:
+    """Brings voices to one loudness: recordings differ by 8 LU and more, and what is cloned from them likewise.
+
+    Each voice keeps the gain that it gets with its first chunk, so that its own lines stay as they are to each other.
+    `target` is the loudness of the first voice, unless it was given.
+    """
+
+    MOST_DB = 9.0
+    HIGHEST_PEAK = 0.7  # of a first chunk; what comes after it may be louder
+
+    def __init__(self, sample_rate: int, target_lufs: float | None) -> None:
+        self._sample_rate = sample_rate
+        self.target_lufs = target_lufs
+        self._gains: dict[AudioClip, float] = {}
+
+    def apply(self, samples: np.ndarray, voice: AudioClip) -> np.ndarray:
+        if voice not in self._gains and samples.any():
+            heard = loudness(samples, self._sample_rate)
+            self.target_lufs = heard if self.target_lufs is None else self.target_lufs
+            change = min(self.MOST_DB, max(-self.MOST_DB, self.target_lufs - heard))
+            loudest = max(1.0, self.HIGHEST_PEAK / float(np.abs(samples).max()))
+            self._gains[voice] = min(loudest, 10 ** (change / 20))
+        gain = self._gains.get(voice, 1.0)
+        return samples if gain == 1.0 else samples * np.float32(gain)
+
+
 class ScriptStream:
     """Requests that are spoken one after the other, with the surface of a `SpeechStream`.
 
@@ -82,7 +127,12 @@ class ScriptStream:
     """
 
     def __init__(
-        self, engine: Engine, requests: Sequence[SpeechRequest], pause_seconds: float = LINE_PAUSE_SECONDS
+        self,
+        engine: Engine,
+        requests: Sequence[SpeechRequest],
+        pause_seconds: float = LINE_PAUSE_SECONDS,
+        opens_with_pause: bool = False,
+        level_lufs: float | None = None,
     ) -> None:
         self._streams: list[SpeechStream] = []
         for number, request in enumerate(requests, 1):
@@ -99,6 +149,9 @@ class ScriptStream:
             length_capped=[],
         )
         self._pause = np.zeros(round(pause_seconds * self.stats.sample_rate), np.float32)
+        self._opens_with_pause = opens_with_pause
+        self._voices = [request.reference for request in requests]
+        self._leveller = VoiceLeveller(self.stats.sample_rate, level_lufs)
         self._lock = threading.Lock()
         self._current: SpeechStream | None = None
         self._chunks = self._speak()
@@ -128,12 +181,15 @@ class ScriptStream:
                 if self.stats.ended is not None:
                     return
                 self._current = stream
-            began = self.stats.samples + (len(self._pause) if number else 0)
+            pauses = number > 0 or self._opens_with_pause
+            began = self.stats.samples + (len(self._pause) if pauses else 0)
             try:
                 with stream:
                     for chunk in stream:
-                        opens = number > 0 and chunk.index == 0
+                        opens = pauses and chunk.index == 0
                         ends = chunk.is_last and number + 1 == len(self._streams)
+                        chunk = replace(chunk, samples=self._leveller.apply(chunk.samples, self._voices[number]))
+                        self.stats.level_lufs = self._leveller.target_lufs
                         yield self._take(chunk, stream.stats, began, first_sentence, opens, ends)
             except SpeechError:
                 self._end(EndReason.ERROR)

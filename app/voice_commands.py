@@ -9,7 +9,7 @@ from app.voice_files import file_name
 from app.voices import Voice, VoiceLibrary
 from runtime import RequestError
 
-VOICES_HELP = "folder of the saved voices (default: in the data folder of your user)"
+VOICES_HELP = "folder of the saved voices (default: in your user's data folder; with --host a visit keeps its own)"
 
 
 def add_voice_commands(commands: Any) -> None:

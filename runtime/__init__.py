@@ -12,7 +12,9 @@ from runtime.errors import (
 )
 from runtime.frontend.audio import check_reference, load_clip
 from runtime.frontend.markup import load_words, parse_words
+from runtime.frontend.reading import LANGUAGES
 from runtime.hub import OFFICIAL, resolve_checkpoint
+from runtime.loudness import loudness
 from runtime.pace import expected_seconds
 from runtime.settings import EngineSettings, Precision
 from runtime.stream import SpeechStream
@@ -30,6 +32,7 @@ from runtime.types import (
 )
 
 __all__ = [
+    "LANGUAGES",
     "OFFICIAL",
     "AudioChunk",
     "AudioClip",
@@ -56,6 +59,7 @@ __all__ = [
     "expected_seconds",
     "load_clip",
     "load_words",
+    "loudness",
     "parse_words",
     "resolve_checkpoint",
 ]

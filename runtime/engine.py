@@ -14,6 +14,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+import numpy as np
 import psutil
 import torch
 
@@ -23,6 +24,7 @@ from runtime.config import ModelConfig
 from runtime.errors import EngineUnavailable, GenerationError, Overloaded, RequestError
 from runtime.frontend.prepare import Frontend
 from runtime.jobs import ChunkJob
+from runtime.loudness import SentenceLeveller
 from runtime.settings import EngineSettings
 from runtime.stage0.base import Stage0, build_stage0
 from runtime.stage0_worker import Stage0Worker
@@ -30,7 +32,7 @@ from runtime.stage1.base import build_stage1
 from runtime.stage1.decoder import Stage1
 from runtime.stage1_worker import Stage1Worker
 from runtime.stream import SpeechStream
-from runtime.types import PreparedSpeech, SpeechPlan, SpeechRequest, SpokenSentence, StreamStats
+from runtime.types import AudioClip, PreparedSpeech, SpeechPlan, SpeechRequest, SpokenSentence, StreamStats
 
 # Arithmetic fills a CPU with one stream, so that company would only wait for each other. An H200 is as busy as it gets
 # from about 8,000 frames on (442, 466 and 461 TFLOP/s at 3,392, 8,000 and 27,136), which take it 0.13 s.
@@ -108,6 +110,7 @@ class Pipeline:
             stats,
             requested_at=requested_at,
             chunk_queue=self.settings.chunk_queue,
+            leveller=self._leveller(speech, rate),
             on_start=self._start,
             on_read=lambda: self._worker1.post(self._worker1.look_again),
             on_end=self._release,
@@ -153,6 +156,11 @@ class Pipeline:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _leveller(self, speech: PreparedSpeech, rate: int) -> SentenceLeveller | None:
+        """One for several sentences, or for a part of several; the reference has none (`official`)."""
+        alone = len(speech.sentences) == 1 and speech.level_lufs is None
+        return None if alone or self.settings.fidelity == "official" else SentenceLeveller(rate, speech.level_lufs)
 
     # Between stream and workers
 
@@ -218,6 +226,10 @@ class Engine(Pipeline):
         Raises RequestError for a text, word list, transcript or instruction that cannot be spoken.
         """
         return self._frontend.plan(request)
+
+    def speaker_vector(self, clip: AudioClip) -> np.ndarray:
+        """What the checkpoint's speaker encoder hears in a clip: [E] float32, alike for clips of one voice."""
+        return self._frontend.speaker_vector(clip).numpy()
 
     def stream(self, request: SpeechRequest) -> SpeechStream:
         """Prepares a request now and speaks it once the stream is entered.

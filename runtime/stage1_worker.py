@@ -136,6 +136,11 @@ class Stage1Worker(Worker):
         stream = job.stream
         stream.stats.clipped_samples += chunk.state.clipped - job.segment.clipped
         job.segment.clipped = chunk.state.clipped
+        if stream.leveller is not None:
+            if job.opens_sentence:
+                stream.leveller.open(samples, goes_on=not job.ends_sentence)
+                stream.stats.level_lufs = stream.leveller.target_lufs
+            samples = stream.leveller.apply(samples)
         before = cut = after = 0
         if job.opens_sentence:
             pause = stream.speech.sentences[job.sentence].pause_before_seconds

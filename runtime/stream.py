@@ -13,6 +13,7 @@ from types import TracebackType
 import numpy as np
 
 from runtime.errors import SpeechError
+from runtime.loudness import SentenceLeveller
 from runtime.silence import SilenceKeeper
 from runtime.types import AudioChunk, EndReason, PreparedSpeech, StreamStats
 
@@ -31,6 +32,7 @@ class SpeechStream:
         *,
         requested_at: float,
         chunk_queue: int,
+        leveller: SentenceLeveller | None = None,
         on_start: Callable[["SpeechStream"], None],
         on_read: Callable[[], None],
         on_end: Callable[["SpeechStream"], None],
@@ -38,6 +40,7 @@ class SpeechStream:
         self.speech = speech
         self.stats = stats
         self.silence = SilenceKeeper(stats.sample_rate)  # touched by the stage-1 worker alone
+        self.leveller = leveller  # likewise
         self._requested_at = requested_at  # of time.monotonic
         self._chunk_queue = chunk_queue
         self._on_start, self._on_read, self._on_end = on_start, on_read, on_end

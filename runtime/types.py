@@ -77,9 +77,11 @@ class SpeechRequest:
     speed: float = 1.0
     streaming: bool = True  # False computes each sentence as one piece
     normalize: bool = True  # write numbers, units and symbols out as words
+    language: str = "auto"  # that they are written out in; the model itself takes no language (spec 2.7)
     trim: bool = False  # use the first 30 s of a longer reference
     words: Mapping[str, str] = field(default_factory=dict)  # readings, put in place of words before anything else
-    first_sentence: int = 0  # begins there, with the sound that it has in the whole: a broken job goes on
+    first_sentence: int = 0  # begins there; with the whole's seed and level it sounds as in the whole
+    level_lufs: float | None = None  # loudness that sentences are brought towards; None is that of the first (stats)
 
     @property
     def mode(self) -> Mode:
@@ -177,6 +179,7 @@ class PreparedSpeech:
     speed: float
     streaming: bool
     first_sentence: int = 0  # the index that sentences[0] has in the whole text
+    level_lufs: float | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -238,6 +241,7 @@ class StreamStats:
     extra_hops: int = 0  # cuts taken because the listener would have run dry: the sound is not that of an idle engine
     samples: int = 0
     clipped_samples: int = 0
+    level_lufs: float | None = None  # that several sentences were brought towards
     length_capped: list[int] = field(default_factory=list)  # sentences that the length limit cut
     spoken: list[SpokenSentence] = field(default_factory=list)  # one per sentence, from the start
     ended: EndReason | None = None

@@ -19,6 +19,7 @@ from runtime.errors import CheckpointError, RequestError
 from runtime.frontend.audio import check_reference, resample
 from runtime.frontend.encoders import build_encoders
 from runtime.frontend.mel import PromptMel
+from runtime.frontend.reading import LANGUAGES
 from runtime.frontend.reference_cache import ReferenceCache, clip_key
 from runtime.frontend.splitting import is_only_punctuation
 from runtime.frontend.text import Piece, TextFrontend, notices, strip_marker
@@ -109,6 +110,7 @@ class Frontend:
             speed=request.speed,
             streaming=request.streaming,
             first_sentence=request.first_sentence,
+            level_lufs=request.level_lufs,
             warnings=tuple(warnings),
         )
 
@@ -139,8 +141,8 @@ class Frontend:
         """What is spoken, sentence by sentence, and what the listener should know of it."""
         text = strip_marker(request.text)
         split = not (self._official and request.mode is Mode.CROSS_LINGUAL)
-        pieces = self._text.pieces(text, self._fidelity, request.normalize, request.words, split)
-        warnings = notices(text, self._tokenizer.special_tokens, self._fidelity)
+        pieces = self._text.pieces(text, self._fidelity, request.normalize, request.words, split, request.language)
+        warnings = notices(text, self._tokenizer.special_tokens, self._fidelity, request.language)
         if request.mode is Mode.ZERO_SHOT and 2 * len(text) < len(request.transcript or ""):
             warnings.append("the text is much shorter than the transcript; such requests are spoken less reliably")
         if not 0 <= request.first_sentence < len(pieces):
@@ -194,6 +196,10 @@ class Frontend:
 
     # Sound
 
+    def speaker_vector(self, clip: AudioClip) -> Tensor:
+        """[E] of a clip of at least a second, whatever else it holds."""
+        return self._speaker_encoder.embed(resample(_tensor(clip), clip.sample_rate, MODEL_RATE))
+
     def _reference(self, clip: AudioClip, *, align: bool) -> PreparedReference:
         key = clip_key(clip, *self._identity, align)
         return self._cache.get(key, lambda: self._extract(clip, key, align))
@@ -218,6 +224,8 @@ class Frontend:
 def _check_settings(request: SpeechRequest) -> None:
     if not 0.5 <= request.speed <= 2.0:
         raise RequestError(f"speed is {request.speed:g}; choose 0.5 to 2.0")
+    if request.language not in LANGUAGES:
+        raise RequestError(f"language is {request.language!r}; choose {', '.join(LANGUAGES[:-1])} or {LANGUAGES[-1]}")
     if request.seed is not None and not 0 <= request.seed < 2**63:
         raise RequestError(f"seed is {request.seed}; choose 0 to {2**63 - 1}")
 

@@ -20,6 +20,7 @@ _PART = re.compile(
     rf".{{1,{_LONG}}}(?<=[,;:，；：、])(?!\d)|.{{1,{_LONG}}}(?=\s)|.{{1,{_LONG}}}(?<!\d)(?!\d)|.{{1,{_LONG}}}",
     re.DOTALL,
 )
+LANGUAGES = ("auto", "zh", "en", "ja", "ko", "de", "es", "fr", "it", "ru")  # those of the model
 _TO_READ = re.compile(r"[\d@&²³]")
 _ENGLISH_WORD = re.compile(r"\b(?:I|a|[A-Za-z][a-z]{2,})\b")
 _CODE = re.compile(r"(?<![\d.,])\d{10,}(?![\d.,]*\d)")  # an amount of that size is written with commas
@@ -46,17 +47,21 @@ def script(char: str) -> str:
     return "latin" if unicodedata.name(char, "").startswith(("LATIN", "MODIFIER")) else "other"
 
 
-def language_runs(line: str) -> list[tuple[str, str]]:
+def language_runs(line: str, chosen: str = "auto") -> list[tuple[str, str]]:
     """Cuts a line into (language, run): zh, ja, en, or "" for what is not to be read. The runs add up to the line.
 
     Kana make the whole line Japanese. Latin text inside Chinese is English from three words on, or where its words
     outnumber the Chinese characters; anything shorter (`705A`, `5 ml`) is read by the language around it.
+    A chosen language decides where letters do not: on a line of figures, for Latin letters of any language but English,
+    and between Chinese and Japanese where a line has no kana.
     """
+    if not any(map(script, line)) or (chosen == "ja" and any(map(is_han, line))):
+        return [(chosen if chosen in ("zh", "ja") else _latin_language(line, chosen), line)]
     stretches = [(name, "".join(chars)) for name, chars in groupby(line, lambda char: script(char) or "latin")]
     if any(name == "ja" for name, _ in stretches):
         return [("ja", line)]
     if len(stretches) == 1 and stretches[0][0] == "latin":
-        return [(_latin_language(line), line)]
+        return [(_latin_language(line, chosen), line)]
     mostly_english = len(_ENGLISH_WORD.findall(line)) > sum(map(is_han, line))
     runs: list[tuple[str, str]] = []
     around = next(("zh" if name == "zh" else "" for name, _ in stretches if name != "latin"), "")
@@ -65,13 +70,15 @@ def language_runs(line: str) -> list[tuple[str, str]]:
             language = around = "zh" if name == "zh" else ""
         else:
             words = len(_ENGLISH_WORD.findall(text))
-            language = _latin_language(text) if words >= 3 or (words and mostly_english) else around
+            language = _latin_language(text, chosen) if words >= 3 or (words and mostly_english) else around
         runs.append((language, text))
     return [(language, "".join(text for _, text in same)) for language, same in groupby(runs, lambda run: run[0])]
 
 
-def _latin_language(text: str) -> str:
+def _latin_language(text: str, chosen: str) -> str:
     """English, unless two letters carry marks: then numbers stay figures rather than turn into English words."""
+    if chosen in ("en", "ko", "de", "es", "fr", "it", "ru"):
+        return "en" if chosen == "en" else ""
     marked = sum(char.isalpha() and not char.isascii() and script(char) == "latin" for char in text)
     return "" if marked >= 2 else "en"
 
@@ -84,12 +91,12 @@ class Reader:
         self._normalizers: dict[str, Any] = {}
         self._inflect: Any = None
 
-    def read(self, line: str) -> str:
+    def read(self, line: str, chosen: str = "auto") -> str:
         """Writes a line out as words, run by run. Letters of any alphabet survive."""
         line = _plain_digits(line)
         if not _TO_READ.search(line):
             return line
-        return "".join(self._read_run(language, text) for language, text in language_runs(line))
+        return "".join(self._read_run(language, text) for language, text in language_runs(line, chosen))
 
     def _read_run(self, language: str, text: str) -> str:
         if language == "en":

@@ -85,6 +85,7 @@ class TextFrontend:
         normalize: bool = True,
         words: Mapping[str, str] | None = None,
         split: bool = True,
+        language: str = "auto",
     ) -> list[Piece]:
         """What to speak, piece by piece; without `split` a text is cut and changed only where marks and words say so.
 
@@ -102,7 +103,7 @@ class TextFrontend:
             elif fidelity == "official":
                 texts = self.official_pieces(written, fst=normalize)
             else:
-                texts = self._intended_pieces(written, normalize)
+                texts = self._intended_pieces(written, normalize, language)
             if any(map(_is_speakable, texts)):
                 parts = written_parts(passage.text, texts)
                 pieces.append(Piece(texts[0], parts[0], pause_before_seconds=gap))
@@ -157,20 +158,20 @@ class TextFrontend:
         sentences = pack(official_units(text, chinese), len if chinese else self._count_tokens)
         return [sentence for sentence in sentences if not is_only_punctuation(sentence)]
 
-    def _intended_pieces(self, text: str, normalize: bool) -> list[str]:
+    def _intended_pieces(self, text: str, normalize: bool, language: str) -> list[str]:
         pieces: list[str] = []
-        for chinese, lines in groupby(self._lines(text, normalize), _has_han):
+        for chinese, lines in groupby(self._lines(text, normalize, language), _has_han):
             length = len if chinese else self._count_shielded
             whole = ("" if chinese else " ").join(close_line(line, chinese) for line in lines)
             pieces += pack(intended_units(whole, length), length, HARD_LENGTH)
         return [self._unshield(piece.strip()) for piece in pieces if _is_speakable(piece)]
 
-    def _lines(self, text: str, normalize: bool) -> list[str]:
+    def _lines(self, text: str, normalize: bool, language: str = "auto") -> list[str]:
         """Cleaned and read lines, control tokens shielded. Lines without a word, such as `***`, are left out."""
         text = spell_pinyin(drop_unknown_tags(_clean(text), self._shields), self._shields)
         text = self._any_token.sub(lambda match: self._shields[match[0]], strip_marker(text))
         lines = (" ".join(line.split()) for line in text.splitlines())
-        lines = (self._reader.read(line) if normalize else line for line in lines)
+        lines = (self._reader.read(line, language) if normalize else line for line in lines)
         return [line for line in map(_tidy, lines) if _is_speakable(line)]
 
     def _count_shielded(self, text: str) -> int:
@@ -193,7 +194,12 @@ def strip_marker(text: str) -> str:
     return rest
 
 
-def notices(text: str, special_tokens: Sequence[str] = SPECIAL_TOKENS, fidelity: Fidelity = "intended") -> list[str]:
+def notices(
+    text: str,
+    special_tokens: Sequence[str] = SPECIAL_TOKENS,
+    fidelity: Fidelity = "intended",
+    language: str = "auto",
+) -> list[str]:
     """What the listener should know before hearing the text; one sentence each."""
     text = spell_pinyin(_clean(text, drop=()), special_tokens)
     told = [] if fidelity == "official" else mark_notices(text, special_tokens)
@@ -201,7 +207,7 @@ def notices(text: str, special_tokens: Sequence[str] = SPECIAL_TOKENS, fidelity:
         told.append(f"the model does not know this writing and will misread it: {', '.join(scripts)}")
     if skipped := unreadable(text):
         told.append(f"not spoken, as there is no reading for them: {' '.join(skipped)}")
-    if any(map(is_kana, text)) and _has_han(text):
+    if (language == "ja" or any(map(is_kana, text))) and _has_han(text):
         told.append("the model reads kanji as Chinese; write Japanese in katakana")
     return told
 

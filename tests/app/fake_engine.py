@@ -7,7 +7,19 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from runtime import AudioChunk, EndReason, GenerationError, RequestError, SamplingParams, SpeechRequest, StreamStats
+from runtime import (
+    AudioChunk,
+    AudioClip,
+    EndReason,
+    GenerationError,
+    PlannedSentence,
+    RequestError,
+    SamplingParams,
+    SpeechPlan,
+    SpeechRequest,
+    SpokenSentence,
+    StreamStats,
+)
 
 RATE = 24_000
 
@@ -23,7 +35,8 @@ class FakeEngine:
     fails_after: int | None = None  # chunks
     failure: BaseException = field(default_factory=lambda: GenerationError("the model produced NaN; try another seed"))
     makes_speech: bool = False
-    splits: bool = False  # into sentences, at every ". "
+    splits: bool = False  # into sentences of equal length, at every ". ", and tells of them
+    expects: float = 1.0  # seconds of each sentence
     streams: list["FakeStream"] = field(default_factory=list)
     requests: list[SpeechRequest] = field(default_factory=list)
     closed: bool = False
@@ -54,6 +67,17 @@ class FakeEngine:
         self.streams.append(stream)
         return stream
 
+    def plan(self, request: SpeechRequest) -> SpeechPlan:
+        self.prepare(request)
+        sentences = [PlannedSentence(text, text, 1.0, 0.0, 0.0) for text in self.cut(request)]
+        return SpeechPlan(request.mode, tuple(sentences), ())
+
+    def cut(self, request: SpeechRequest) -> list[str]:
+        return request.text.split(". ")[request.first_sentence :] if self.splits else [request.text]
+
+    def speaker_vector(self, clip: AudioClip) -> np.ndarray:
+        return np.ones(4, np.float32)
+
     def close(self) -> None:
         self.closed = True
 
@@ -66,9 +90,10 @@ class FakeStream:
         self.first_at: float | None = None  # epoch seconds, like the next
         self.closed_at: float | None = None
         seed = request.seed if request.seed is not None else 7
-        texts = request.text.split(". ") if engine.splits else [request.text]
-        self.speech = SimpleNamespace(sentences=[SimpleNamespace(text=text) for text in texts])
+        texts = engine.cut(request)
         self.stats = StreamStats(request.mode, seed, SamplingParams(), sentences=len(texts), sample_rate=RATE)
+        if engine.splits:
+            self.stats.spoken = [SpokenSentence(text, engine.expects, RATE, text) for text in texts]
 
     def __enter__(self) -> "FakeStream":
         return self
@@ -95,6 +120,13 @@ class FakeStream:
             stats.first_audio_seconds = time.monotonic() - self._started_at
             self.first_at = time.time()
         sentence = stats.samples * stats.sentences // total
+        if engine.splits:
+            border = -(-(sentence + 1) * total // stats.sentences)  # chunks end where sentences do
+            samples = samples[: border - stats.samples]
+            spoken = stats.spoken[sentence]
+            spoken.start = spoken.start if spoken.samples else stats.samples
+            spoken.samples += len(samples)
+            spoken.complete = stats.samples + len(samples) == border
         chunk = AudioChunk(samples, RATE, stats.chunks, sentence, stats.samples + len(samples) == total)
         stats.chunks += 1
         stats.samples += len(samples)

@@ -12,7 +12,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, BrowserContext, Page
+from playwright.sync_api import Browser, BrowserContext, Locator, Page
 
 from app.server import Server, build_app
 from app.settings import Settings
@@ -92,3 +92,12 @@ def upload(page: Page, recording: Path) -> None:
     """Gives the page a voice and waits for the verdict."""
     page.locator("#reference input[type=file]").set_input_files(str(recording))
     page.locator("#part [data-ref=headline]:not(:empty)").wait_for()
+
+
+def field(page: Page, name: str) -> Locator:
+    """Where one writes into a field of the page."""
+    return page.locator(f"#{name}").locator("input, textarea")
+
+
+def unfold(page: Page, name: str) -> None:
+    page.locator(f"#{name}-fold > button").click()

@@ -1,6 +1,7 @@
 """What the page says of a text's language before it is spoken."""
 
-from app.languages import AUTO, is_normalized, notices, scripts
+from app.languages import AUTO, KNOWN, notices, scripts
+from runtime import LANGUAGES
 
 
 def test_letters_tell_the_script() -> None:
@@ -37,4 +38,7 @@ def test_a_choice_that_the_text_contradicts_is_told() -> None:
 def test_numbers_are_english_words_in_no_german_text() -> None:
     """Input 1: a German text keeps its digits, and that is said."""
     assert "Numbers" in notices("Die 3 Bäume sind 12 m² groß.", "de")[0]
-    assert not is_normalized("de") and all(map(is_normalized, (AUTO, "zh", "en", "ja")))
+
+
+def test_the_page_offers_the_languages_of_the_engine() -> None:
+    assert {AUTO, *KNOWN} == set(LANGUAGES)

@@ -52,6 +52,13 @@ def test_flags_reach_the_settings() -> None:
     )
 
 
+def test_a_page_that_others_can_reach_keeps_nothing_unless_a_folder_is_named(tmp_path: Path) -> None:
+    for host in ("0.0.0.0", "::", "192.168.1.2"):
+        assert settings_of("--host", host).voices is settings_of("--host", host).history is None
+    assert settings_of("--host", "0.0.0.0", "--voices", str(tmp_path)).voices == tmp_path
+    assert settings_of("--host", "127.0.0.1").voices == settings_of().voices
+
+
 def test_model_flags_work_before_and_after_the_command() -> None:
     said = ("say", "--reference", "x.wav")
     assert settings_of("--model", "a/b", *said).model == settings_of(*said, "--model", "a/b").model == "a/b"

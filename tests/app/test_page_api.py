@@ -7,7 +7,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+import numpy as np
 import pytest
 import soundfile
 from gradio_client import Client, handle_file
@@ -15,6 +17,7 @@ from gradio_client.exceptions import AppError
 
 from app.server import Server, build_app
 from app.settings import Settings
+from app.voices import VoiceLibrary
 from tests.app.fake_engine import RATE, FakeEngine
 from tests.app.site import AUDIO
 
@@ -29,9 +32,9 @@ for message in job:
 
 
 @contextmanager
-def served(engine: FakeEngine) -> Iterator[str]:
+def served(engine: FakeEngine, settings: Settings | None = None) -> Iterator[str]:
     listener = socket.create_server(("127.0.0.1", 0))
-    server = Server(build_app(engine, Settings()), engine)
+    server = Server(build_app(engine, settings or Settings()), engine)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
@@ -51,14 +54,35 @@ def test_a_script_gets_every_format_of_what_an_m4a_says() -> None:
         with pytest.raises(AppError, match="belongs to a person"):
             client.predict(reference=voice, source=None, text="Hello there.", api_name="/speak")
         given = {"source": None, "consent": True, "text": "Hello there.", "seed": "7"}
-        message, *files = client.predict(reference=voice, **given, api_name="/speak")
+        message, *files, sentences = client.predict(reference=voice, **given, api_name="/speak")
         assert message["state"] == "done" and message["figures"]["seed"] == 7
+        assert [each["seconds"] for each in sentences["sentences"]] == [0.5]
         for file in files:
             with soundfile.SoundFile(file) as sound:
                 assert sound.frames == 0.5 * RATE
         verdict = client.predict(voice, api_name="/judge")
         assert verdict["level"] == "good"
     assert engine.requests[0].reference.seconds == pytest.approx(6.1, abs=0.01)  # no part was chosen: all of it
+
+
+def test_a_script_speaks_with_saved_voices(tmp_path: Path) -> None:
+    """Complaint 17: the same samples and words as through the page and the command."""
+    library = VoiceLibrary(tmp_path)
+    library.add("Ada", AUDIO / "zero_shot_prompt.wav", consent="my own voice", transcript="希望")
+    engine = FakeEngine(seconds=0.3)
+    with served(engine, Settings(voices=tmp_path)) as url:
+        client = Client(url, verbose=False)
+        given = {"reference": None, "source": None, "api_name": "/speak"}
+        client.predict(saved="ada", text="Hello there.", **given)
+        client.predict(script=True, text="Ada: Hello.\nAda: And again.", words="hello = hallo", **given)
+        plan = client.predict(text="Hello there.", api_name="/plan")
+        with pytest.raises(AppError, match="no voice is called 'Bob'"):
+            client.predict(saved="Bob", text="Hello there.", **given)
+    assert [request.text for request in engine.requests] == ["Hello there.", "Hello.", "And again."]
+    for request in engine.requests:
+        assert np.array_equal(request.reference.samples, library.clip("Ada").samples) and request.transcript == "希望"
+    assert engine.requests[1].words == {"hello": "hallo"}
+    assert [sentence["text"] for sentence in plan["sentences"]] == ["Hello there."]
 
 
 def test_a_client_that_goes_away_frees_the_engine() -> None:

@@ -12,7 +12,7 @@ from playwright.sync_api import Page
 from app.examples import load_examples
 from app.settings import Settings
 from tests.app.fake_engine import FakeEngine
-from tests.app.site import AUDIO, Site, probe, upload, wait_for
+from tests.app.site import AUDIO, Site, field, probe, upload, wait_for
 
 pytestmark = [pytest.mark.browser, pytest.mark.page]
 
@@ -21,9 +21,10 @@ PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobil
 
 
 def unfold(page: Page) -> None:
-    for fold in ("[data-mynah=more] summary", "[data-mynah=spectrum] summary", "#status summary"):
-        page.locator(fold).click()
-    page.locator("button.label-wrap").first.click()
+    folds = ("[data-mynah=more] summary", "[data-mynah=spectrum] summary", "#status summary", "#sentences summary")
+    for fold in (*folds, *(f"#{name}-fold > button" for name in ("keep", "settings", "tools", "history"))):
+        if page.locator(fold).is_visible():
+            page.locator(fold).click()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -32,6 +33,7 @@ def test_axe_finds_nothing_serious(site: Callable[..., Site], scheme: str) -> No
     page.locator("#speak").click()
     wait_for(page, "p.state === 'done'")
     unfold(page)
+    page.locator("#history article").wait_for()
     page.wait_for_timeout(400)  # folds slide
     found = Axe().run(page).response["violations"]
     serious = [
@@ -59,8 +61,8 @@ def english(page: Page) -> list[str]:
           const found = [];
           while (walker.nextNode()) {
             const {parentElement, data} = walker.currentNode;
-            if (parentElement.checkVisibility() && !parentElement.closest("textarea, code, kbd, h1, dd, #language"))
-              found.push(data.trim());
+            const others = "textarea, code, kbd, h1, dd, #language, [translate=no]";
+            if (parentElement.checkVisibility() && !parentElement.closest(others)) found.push(data.trim());
           }
           for (const place of document.querySelectorAll("[placeholder]")) found.push(place.placeholder);
           return found;
@@ -77,9 +79,19 @@ def test_the_page_speaks_chinese_from_head_to_foot(site: Callable[..., Site]) ->
     unfold(page)
     page.locator("#speak").click()
     page.get_by_text("正在朗读").wait_for()
-    assert page.get_by_text(re.compile("第 1 句，共 1 句")).count() == 1
-    allowed = {"FLAC", "MP3", "fake", "Top-p", "Top-k"}
+    page.get_by_text(re.compile("第 1 句，共 1 句")).wait_for()
+    allowed = {"FLAC", "MP3", "SRT", "VTT", "fake", "Top-p", "Top-k"}
+    allowed |= {"Heron", "Linnet", "Robin", "Rook", "Wren", "PyTorch = pie torch"}
     names = {"model", "device"}  # of what is running, as the engine says them
+    assert [text for text in english(page) if text not in allowed | names and "fake" not in text] == []
+    wait_for(page, "p.state === 'done'", seconds=15)
+    page.locator("#history-fold > button").click()
+    page.locator("#history article").wait_for()
+    page.locator("#sentences summary").click()
+    field(page, "keep-name").fill("小明")
+    page.locator("#keep").click()
+    page.locator("#voice-card strong").wait_for()
+    page.locator("#change-fold > button").click()
     assert [text for text in english(page) if text not in allowed | names and "fake" not in text] == []
     page.reload()
     page.locator("#speak").wait_for()
@@ -159,24 +171,27 @@ def test_a_language_that_the_model_does_not_know_is_told_before_it_speaks(site: 
 
 
 def test_examples_need_no_upload(site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "a.wav").write_bytes((AUDIO / "zero_shot_prompt.wav").read_bytes())
+    voices = tmp_path / "voices"
+    voices.mkdir()
+    (voices / "ada.wav").write_bytes((AUDIO / "zero_shot_prompt.wav").read_bytes())
     words = "希望你以后能够做的比我还好呦。"
-    card = {"name": "Ada", "transcript": words, "licence": "CC0"}
-    (tmp_path / "a.json").write_text(json.dumps(card), encoding="utf-8")
+    (voices / "ada.txt").write_text(words, encoding="utf-8")
     engine = FakeEngine(seconds=0.3)
     monkeypatch.setattr("app.ui.load_examples", lambda: [])
     assert site(engine).visit().locator("#examples").count() == 0  # nothing to try, no row
-    monkeypatch.setattr("app.ui.load_examples", lambda: load_examples(tmp_path))
+    monkeypatch.setattr("app.ui.load_examples", lambda: load_examples(voices))
     page = site(engine).visit()
-    page.get_by_text("Ada (CC0)").click()
+    page.get_by_text("Ada").click()
     page.get_by_text("A good recording.").wait_for()
     assert page.locator("#transcript textarea").input_value() == words
     assert not page.locator("#part [data-ref=stale]").is_visible()
     page.locator("#text textarea").fill("你好。")
-    page.locator("#consent input").check()
-    page.locator("#speak").click()
+    page.locator("#speak").click()  # its owner has agreed already
     wait_for(page, "p.state === 'done'")
     assert engine.requests[0].transcript == words
+    page.locator("#reference").get_by_label("Clear").click()
+    upload(page, AUDIO / "en_clean_24k.m4a")
+    assert not page.locator("#consent input").is_checked()  # another voice is another person's
 
 
 def test_the_status_line_tells_what_runs_and_its_memory(site: Callable[..., Site]) -> None:

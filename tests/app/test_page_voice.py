@@ -161,7 +161,7 @@ def test_a_broken_file_is_one_sentence_and_the_page_goes_on(
     assert name in page.locator("#player [role=alert]").inner_text() and "/" not in probe(page)["message"]
     page.locator("#reference").get_by_label("Clear").click()
     upload(page, AUDIO / "en_clean_24k.m4a")
-    page.locator("#speak").click()
+    speak(page)
     wait_for(page, "p.state === 'done'")
     assert len(engine.requests) == 1
 

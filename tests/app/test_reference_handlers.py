@@ -119,16 +119,19 @@ def test_only_the_part_that_is_used_is_written_down(monkeypatch: pytest.MonkeyPa
     assert words == "And so, my fellow" and heard == [2 * 16_000]
 
 
-def test_examples_are_voices_with_name_words_and_licence(tmp_path: Path) -> None:
+def test_examples_are_voices_with_name_words_and_consent(tmp_path: Path) -> None:
     assert load_examples(tmp_path / "absent") == []
-    (tmp_path / "a.wav").write_bytes((AUDIO / "zero_shot_prompt.wav").read_bytes())
-    card = {"name": "Ada", "transcript": "Good morning.", "licence": "CC BY 4.0"}
-    (tmp_path / "a.json").write_text(json.dumps(card), encoding="utf-8")
+    (tmp_path / "ada.wav").write_bytes((AUDIO / "zero_shot_prompt.wav").read_bytes())
+    (tmp_path / "ada.txt").write_text("Good morning.\n", encoding="utf-8")
     (example,) = examples = load_examples(tmp_path)
-    assert (example.name, example.transcript, example.licence) == tuple(card.values())
-    (rate, samples), words = ReferenceHandlers(Transcriber("small"), examples).example(0)
+    assert (example.name, example.transcript) == ("Ada", "Good morning.")
+    (rate, samples), words, agreed = ReferenceHandlers(Transcriber("small"), examples).example(0)
     clip = load_clip(example.sound)
-    assert words == "Good morning." and (rate, len(samples)) == (clip.sample_rate, len(clip.samples))
-    (tmp_path / "b.json").write_text(json.dumps(card), encoding="utf-8")
-    with pytest.raises(FileNotFoundError, match=r"b\.wav"):
+    assert words == "Good morning." and agreed and (rate, len(samples)) == (clip.sample_rate, len(clip.samples))
+    (tmp_path / "bob.wav").write_bytes(b"")
+    with pytest.raises(FileNotFoundError, match=r"bob\.txt"):
         load_examples(tmp_path)
+
+
+def test_the_bundled_voices_can_be_tried() -> None:
+    assert [example.name for example in load_examples()] == ["Heron", "Linnet", "Robin", "Rook", "Wren"]

@@ -8,9 +8,9 @@ import pytest
 import soundfile
 
 import launch
-from app.script import Line, ScriptStream, parse_script
+from app.script import Line, ScriptStream, VoiceLeveller, parse_script
 from app.voices import VoiceLibrary
-from runtime import EndReason, GenerationError, RequestError, SpeechRequest
+from runtime import AudioClip, EndReason, GenerationError, RequestError, SpeechRequest, loudness
 from tests.app.fake_engine import RATE, FakeEngine, tone
 from tests.conftest import TESTS
 
@@ -150,3 +150,22 @@ def test_a_script_gets_pauses_and_subtitles_from_a_real_engine(tiny_checkpoint, 
     assert read[1].start - read[0].end == pytest.approx(1000, abs=50)
     assert read[2].start - read[1].end == pytest.approx(400, abs=50)
     assert read[2].end == pytest.approx(1000 * soundfile.info(tmp_path / "out.wav").duration, abs=2)
+
+
+def test_voices_of_different_loudness_come_to_one_and_keep_their_own_lines() -> None:
+    loud, quiet = (AudioClip(np.ones(RATE, np.float32), RATE) for _ in range(2))
+    leveller = VoiceLeveller(RATE, None)
+    first = leveller.apply(0.4 * tone(0, RATE), loud)
+    assert np.array_equal(first, 0.4 * tone(0, RATE))  # the first stays as it is
+    raised = leveller.apply(0.2 * tone(0, RATE), quiet)
+    assert loudness(raised, RATE) == pytest.approx(loudness(first, RATE), abs=0.05)
+    softer = leveller.apply(0.1 * tone(0, RATE), quiet)  # a line that was meant to be softer
+    assert loudness(raised, RATE) - loudness(softer, RATE) == pytest.approx(6.0, abs=0.1)
+    assert leveller.target_lufs == pytest.approx(loudness(first, RATE))
+
+
+def test_no_voice_is_raised_into_clipping() -> None:
+    leveller = VoiceLeveller(RATE, target_lufs=-3.0)
+    peaky = 0.01 * tone(0, RATE)
+    peaky[100] = 0.6
+    assert np.abs(leveller.apply(peaky, AudioClip(peaky, RATE))).max() <= 0.7

@@ -12,11 +12,15 @@ import gradio as gr
 import pytest
 
 from app.audio_format import to_pcm16
+from app.form import CONVERT, INSTRUCT, SAY, FormReader, text_notices, without_tokens
+from app.history import History
 from app.reference_handlers import ReferenceHandlers
 from app.settings import Settings
+from app.speaking import Speaker, Tabs
 from app.transcribe import Transcriber
-from app.ui_handlers import CONVERT, INSTRUCT, SAY, Handlers, show_fields, text_notices, without_tokens
-from runtime import Mode, SamplingParams
+from app.ui_handlers import Handlers, show_fields
+from app.visits import Visits
+from runtime import EndReason, Mode, SamplingParams
 from tests.app.fake_engine import RATE, FakeEngine, tone
 
 TAB = SimpleNamespace(session_hash="one tab")
@@ -24,7 +28,8 @@ VOICES = ReferenceHandlers(Transcriber("small"), [])
 
 
 def handlers_of(engine: FakeEngine, settings: Settings | None = None) -> Handlers:
-    return Handlers(engine, settings or Settings(), VOICES)
+    settings = settings or Settings()
+    return Handlers(engine, Speaker(engine), FormReader(engine, settings, VOICES), Visits(settings), Tabs())
 
 
 def speak(
@@ -33,7 +38,8 @@ def speak(
     """Messages, each with the path of the WAV or what stands for none."""
     fields = {"task": SAY, "transcript": "", "instruction": "", "source": None, "text": "Hello.", "speed": 1.0}
     fields |= {"part": None, "consent": True, "language": "auto", "temperature": 1.0, "top_p": 0.8, "top_k": 25}
-    fields |= {"seed": "", "trim": False, "normalize": True, "job": job, "http": TAB} | given
+    fields |= {"seed": "", "trim": False, "normalize": True, "saved": "", "words": ""}
+    fields |= {"script": False, "visit": "", "job": job, "http": TAB} | given
     messages = handlers.speak(str(reference) if reference else None, **fields)
     try:
         for message, wav, *_ in messages:
@@ -216,11 +222,11 @@ def test_sampling_is_the_checkpoints_own_until_it_is_changed(reference: Path) ->
     assert changed == SamplingParams("ras", 0.7, 0.8, 10, window=10, repeat_threshold=0.1)
 
 
-def test_a_language_without_normalisation_keeps_its_digits(reference: Path) -> None:
+def test_the_chosen_language_reaches_the_engine(reference: Path) -> None:
     engine = FakeEngine(seconds=0.1)
-    for language in ("auto", "de", "zh"):
-        list(speak(handlers_of(engine), reference, text="Die 3 Bäume.", language=language))
-    assert [request.normalize for request in engine.requests] == [True, False, True]
+    for language in ("auto", "de"):
+        list(speak(handlers_of(engine), reference, text="Die 3 Tische.", language=language))
+    assert [request.language for request in engine.requests] == ["auto", "de"]
 
 
 def test_a_text_over_the_limit_is_refused_with_it(reference: Path) -> None:
@@ -237,3 +243,34 @@ def test_progress_goes_over_the_sentences(reference: Path) -> None:
     assert [p["sentence"] for p in made] == [1, 1, 2, 2, 3, 3, 4, 4] and {p["sentences"] for p in made} == {4}
     fractions = [p["fraction"] for p in made]
     assert fractions == sorted(fractions) and fractions[-1] == 1.0 and made[-1]["left"] >= 0
+
+
+def test_a_finished_sentence_is_kept_when_the_page_is_gone_the_moment_it_was_sent(
+    reference: Path, tmp_path: Path
+) -> None:
+    """Complaint 21. Gradio closes the generator where it stands: right after a chunk was sent."""
+    settings = Settings(history=tmp_path)
+    handlers = handlers_of(FakeEngine(seconds=2.0, chunk_seconds=0.5, splits=True), settings)
+    messages = speak(handlers, reference, text="One. Two. Three. Four")
+    for message, _ in messages:
+        if message["state"] == "speaking" and message["index"] == 1:
+            break
+    messages.close()
+    (entry,) = History(tmp_path).entries()
+    assert [sentence.text for sentence in entry.sentences] == ["One", "Two"]
+    assert entry.resumable and entry.ended is EndReason.CANCELLED
+
+
+def test_a_history_that_cannot_be_written_ends_no_speech(reference: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    handlers = handlers_of(FakeEngine(seconds=0.4), Settings(history=tmp_path / "file"))
+    *_, (last, wav) = speak(handlers, reference)
+    assert last["state"] == "done" and wav and "cannot be written" in last["message"]
+
+
+def test_the_pace_is_that_of_the_work_after_the_first_chunk(reference: Path) -> None:
+    """A cost that is paid once made a short first chunk look slow, and the player wait for nothing."""
+    handlers = handlers_of(FakeEngine(seconds=1.0, rtf=0.2, chunk_seconds=0.25, first_chunk_delay=0.4))
+    paces = [[m["pace"] for m, _ in speak(handlers, reference) if m["state"] == "speaking"] for _ in range(2)]
+    assert paces[0][0] > 1.5  # nothing better is known yet
+    assert all(0.1 < pace < 0.6 for pace in paces[0][1:] + paces[1]), paces

@@ -118,3 +118,20 @@ def test_normalisers_load_with_the_first_figure() -> None:
         "sys.exit(bool({'wetext', 'inflect'} & sys.modules.keys()))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "language", "read"),
+    [
+        ("12", "auto", "twelve"),
+        ("12", "zh", "十二"),
+        ("12", "de", "12"),
+        ("Die 3 Tische sind 12 m breit.", "de", "Die 3 Tische sind 12 m breit."),
+        ("Die 3 Bäume.", "en", "Die three Bäume."),
+        ("3 tables", "zh", "three tables"),  # letters decide where there are any
+        ("我有3个。", "de", "我有三个。"),
+        ("Il y a 5 chats.", "fr", "Il y a 5 chats."),
+    ],
+)
+def test_a_chosen_language_decides_where_letters_do_not(line: str, language: str, read: str) -> None:
+    assert Reader().read(line, language) == read

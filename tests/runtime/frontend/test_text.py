@@ -179,6 +179,9 @@ def test_emoji_are_dropped_and_reported(frontend: TextFrontend) -> None:
 
 def test_kanji_beside_kana_are_warned_of() -> None:
     assert notices("東京へ行きます") == ["the model reads kanji as Chinese; write Japanese in katakana"]
+    assert (
+        notices("東京都庁舎") == [] and "kanji" in notices("東京都庁舎", language="ja")[0]
+    )  # without kana it must be told
     assert notices("トウキョウ") == notices("东京") == []
 
 
