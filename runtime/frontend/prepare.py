@@ -198,7 +198,8 @@ class Frontend:
 
     def speaker_vector(self, clip: AudioClip) -> Tensor:
         """[E] of a clip of at least a second, whatever else it holds."""
-        return self._speaker_encoder.embed(resample(_tensor(clip), clip.sample_rate, MODEL_RATE))
+        with self._encoders.apart():
+            return self._encoders.speaker.embed(resample(self._samples(clip), clip.sample_rate, MODEL_RATE))
 
     def _reference(self, clip: AudioClip, *, align: bool) -> PreparedReference:
         key = clip_key(clip, *self._identity, align)
