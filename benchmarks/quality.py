@@ -9,6 +9,10 @@ greedy) reads the speech back, Resemblyzer compares it with the prompt and with 
 With `--jobs N` so many processes share the sentences, each with an engine, the judges and one thread of its own; times
 are then left out of the figures. With `--out` each verdict is kept as it comes: the same command after an interruption
 goes on where it was.
+
+With `--sources FOLDER` in place of sentences the voices say recordings again, whose transcripts lie beside them: what
+is lost between tokens and sound, without the language model. It is copy synthesis when each source, in order of names,
+is by the voice of its turn.
 """
 
 import argparse
@@ -99,14 +103,16 @@ class Booth:
     def __init__(self, engine: Engine, judges: Judges, voices: Sequence[Voice], options: argparse.Namespace) -> None:
         self._engine, self._judges, self._voices, self._options = engine, judges, voices, options
         self._known = [judges.voice(at_16k(voice.clip)) for voice in voices]
+        self._sources = read_voices(options.sources) if options.sources else []
 
     def judge(self, number: int, text: str) -> Verdict:
         own, other = pair(number, len(self._voices))
         voice, options = self._voices[own], self._options
         request = SpeechRequest(
             reference=voice.clip,
-            text=text,
-            transcript=None if options.no_transcript else voice.transcript,
+            text="" if self._sources else text,
+            source=self._sources[number].clip if self._sources else None,
+            transcript=None if options.no_transcript or self._sources else voice.transcript,
             seed=number,
             streaming=not options.whole,
             trim=True,
@@ -135,6 +141,12 @@ class Booth:
 def pair(number: int, voices: int) -> tuple[int, int]:
     """The voice of a sentence, and the one that shows what likeness between strangers is."""
     return number % voices, (number + 1) % voices
+
+
+def sentences(options: argparse.Namespace) -> list[str]:
+    if options.sources:
+        return [source.transcript or "" for source in read_voices(options.sources)]
+    return options.sentences.read_text(encoding="utf-8").splitlines()
 
 
 def read_voices(folder: Path) -> list[Voice]:
@@ -191,6 +203,7 @@ def collect(sentences: Sequence[str], options: argparse.Namespace) -> list[Verdi
 def run_of(options: argparse.Namespace) -> dict[str, Any]:
     """All that a verdict hangs on beside its sentence."""
     files = [*resolve_checkpoint(options.model).folder.iterdir(), *options.voices.iterdir()]
+    files += options.sources.iterdir() if options.sources else ()
     stats = [(path.name, path.stat()) for path in sorted(files) if path.is_file()]
     return {
         **{name: getattr(options, name) for name in ("model", "no_transcript", "whole", "device")},
@@ -228,7 +241,9 @@ def summary(verdicts: Sequence[Verdict], *, timed: bool) -> dict[str, float]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="demo", help="demo, a checkpoint folder, or a hub id")
-    parser.add_argument("--sentences", type=Path, required=True, help="one a line, English")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--sentences", type=Path, help="one a line, English")
+    what.add_argument("--sources", type=Path, help="folder of recordings to say again, each with its transcript")
     parser.add_argument("--voices", type=Path, required=True, help="folder of recordings, each with its transcript")
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--no-transcript", action="store_true", help="use the voices without their words")
@@ -240,8 +255,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="JSON with every verdict; until it is complete, OUT.*.partial")
     options = parser.parse_args(argv)
     options.threads = options.threads or (2 if options.jobs == 1 else 1)
-    sentences = options.sentences.read_text(encoding="utf-8").splitlines()[: options.count]
-    verdicts = collect(sentences, options)
+    verdicts = collect(sentences(options)[: options.count], options)
     machine = platform.processor() or platform.machine()
     figures = summary(verdicts, timed=options.jobs == 1)
     figures |= {"device": options.device, "machine": machine, "jobs": options.jobs, "threads": options.threads}

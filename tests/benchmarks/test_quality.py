@@ -80,7 +80,9 @@ def test_rows_of_another_run_are_refused_and_left_alone(tmp_path: Path):
 
 def options(folder: Path, **changes) -> argparse.Namespace:
     values = {"model": "demo", "voices": ROOT / "assets" / "voices", "out": folder / "out.json", "jobs": 1}
-    return argparse.Namespace(**values | {"no_transcript": False, "whole": False, "device": "cpu"} | changes)
+    return argparse.Namespace(
+        **values | {"no_transcript": False, "sources": None, "whole": False, "device": "cpu"} | changes
+    )
 
 
 def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, monkeypatch):
@@ -156,3 +158,8 @@ def test_sentences_are_spoken_judged_and_written_down(tmp_path: Path, monkeypatc
     assert all(1 < verdict["seconds"] < 4 for verdict in written["verdicts"])
     assert all(verdict["likeness"] > verdict["floor"] for verdict in written["verdicts"])
     assert not list(tmp_path.glob("*.partial"))
+    quality.main(
+        ["--sources", *told[3:4], *told[2:4], "--count", "1", "--threads", "1"]
+    )  # each says its own words again
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (said["sentences"], said["word_error_rate"] <= 0.2) == (1, True)
