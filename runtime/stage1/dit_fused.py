@@ -175,12 +175,10 @@ class FusedSolver:
     def _positions(self, h: Tensor, tables: Tables, step: int) -> Tensor:
         """Both causal convolutions, and h added."""
         (first, first_bias), (second, second_bias) = self._convs
-        row, taps = (
-            (tables.begins, tables.tails, tables.tail_keeps, self._anchor),
-            2 * self._shape.left * self._shape.dim,
-        )
-        inner = causal_conv(h, first, first_bias, None, *row, offset=2 * step * taps)
-        return causal_conv(inner, second, second_bias, h, *row, offset=(2 * step + 1) * taps)
+        places = (tables.begins, tables.tails, tables.tail_keeps, self._anchor)
+        taps = 2 * self._shape.left * self._shape.dim
+        inner = causal_conv(h, first, first_bias, None, *places, offset=2 * step * taps)
+        return causal_conv(inner, second, second_bias, h, *places, offset=(2 * step + 1) * taps)
 
     def _attention(self, layer: Layer, u: Tensor, tables: Tables, step: int, number: int) -> Tensor:
         """Heads side by side, [2, T, W]."""

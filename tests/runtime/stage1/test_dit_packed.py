@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from runtime.errors import EngineUnavailable
 from runtime.settings import EngineSettings
+from runtime.stage1.base import build_solver
 from runtime.stage1.conditioning import Flow
 from runtime.stage1.dit_packed import PackedSolver
 from runtime.stage1.noise import NoiseBank
@@ -183,3 +185,11 @@ def test_a_half_precision_hop_behind_its_past_is_as_near_as_without(truth: Plain
     without, behind = mels(solver, [whole])[0][:, 100:], mels(solver, [after(whole, first.past)])[0]
     error, other = ((mel - expected[:, 100:]).square().mean() for mel in (behind, without))
     assert 10 * torch.log10(error / other) < 1.5
+
+
+def test_the_fused_estimator_is_refused_where_it_cannot_run_and_auto_does_without_it() -> None:
+    """Trap 62: never silently another one than was asked for."""
+    flow = tiny_flow()
+    with pytest.raises(EngineUnavailable, match="CUDA device"):
+        build_solver(flow, EngineSettings(estimator="fused"))
+    assert build_solver(flow, EngineSettings()).name == "packed"
