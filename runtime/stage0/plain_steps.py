@@ -53,7 +53,7 @@ class PlainSteps:
         room = round_up(self.positions, POSITION_BLOCK)
         shape = (2, round_up(slots, ROW_BLOCK), qwen.num_key_value_heads, room, qwen.head_dim)
         self._layers = [
-            torch.zeros(shape, device=self._device, dtype=self._dtype) for _ in range(qwen.num_hidden_layers)
+            torch.empty(shape, device=self._device, dtype=self._dtype) for _ in range(qwen.num_hidden_layers)
         ]
         self._open: dict[int, _Slot] = {}
 
