@@ -21,7 +21,7 @@ from runtime.chunking import HopPlan
 from runtime.errors import EngineUnavailable, GenerationError, Overloaded
 from runtime.frontend.prepare import Frontend
 from runtime.jobs import ChunkJob
-from runtime.loudness import SentenceLeveller
+from runtime.levelling import SentenceLeveller
 from runtime.settings import EngineSettings
 from runtime.stage0.base import build_stage0
 from runtime.stage0_worker import Stage0Worker
