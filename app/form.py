@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from app import languages
-from app.reference_check import cut, transcript_doubt
+from app.reference_check import close_end, cut, transcript_doubt
 from app.reference_handlers import Part, ReferenceHandlers, Shown
 from app.script import parse_script, script_requests
 from app.settings import Settings
@@ -133,11 +133,11 @@ class FormReader:
 
 
 def new_voice(reference: str | None, part: Shown | None, consent: bool) -> AudioClip:
-    """The part of a recording that is to be cloned."""
+    """The part of a recording that is to be cloned, with an end."""
     clip = opened(reference, "add a voice first: upload or record a few seconds of somebody speaking")
     if not consent:
         raise RequestError("a voice belongs to a person: tick that it is yours or that its owner agrees")
-    return cut(clip, Part.of(part).window)
+    return close_end(cut(clip, Part.of(part).window))
 
 
 def without_tokens(text: str) -> str:

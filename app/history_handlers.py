@@ -1,6 +1,6 @@
 """The functions behind what was made: listed, heard again, gone on with, one sentence said again, settings, subtitles.
 
-The list and the sentences are components of our own (history.js), which name an entry and a sentence in their events.
+The list and the sentences are components of our own (lists.js), which name an entry and a sentence in their events.
 """
 
 import base64
@@ -18,7 +18,8 @@ from app.history import History, again
 from app.history_entry import Entry, stats_of
 from app.script import ScriptStream, locate, parse_script, remaining, script_requests
 from app.speaking import Job, Message, Outputs, Speaker, Tabs, files, read_pcm16, sentences
-from app.ui_handlers import visit_token
+from app.subtitles import SubtitleFormat
+from app.ui_handlers import saved_by_the_page, visit_token
 from app.visits import Visits
 from app.voices import Voice
 from runtime import AudioClip, Engine, RequestError, SamplingParams, SpeechError, SpeechRequest, SpeechStream
@@ -62,9 +63,13 @@ class HistoryHandlers:
             yield message | {"figures": told}, *paths, sentences(entry, self._speaker.judges_lengths)
 
     def subtitles(self, visit: str, http: gr.Request, event: gr.EventData) -> Message:
-        """A file that the page saves by itself (save.js)."""
-        id, kind = _id(event), "vtt" if event.kind == "vtt" else "srt"
-        text = self._history(visit, http).subtitles(id, "vtt" if kind == "vtt" else "srt")
+        """A file that the page saves by itself."""
+        id = _id(event)
+        kind: SubtitleFormat = "vtt" if event.kind == "vtt" else "srt"
+        try:
+            text = self._history(visit, http).subtitles(id, kind)
+        except RequestError as gone:
+            raise gr.Error(str(gone), title="Not found", print_exception=False) from gone
         return saved_by_the_page(f"mynah-{id[:15]}.{kind}", text.encode())
 
     def remove(self, visit: str, http: gr.Request, event: gr.EventData) -> tuple[Message, Any]:
@@ -113,13 +118,15 @@ class HistoryHandlers:
             text = next((each.text for each in entry.sentences if each.index == index), "")
             if history.is_live(id) or not text:
                 raise RequestError("this sentence is not made yet; wait until the job has ended")
+            stream: SpeechStream | ScriptStream
             if entry.script:
                 requests = self._script(entry, visit, http)
-                request = requests[locate(self._engine, requests, index)[0]]
+                request = again(requests[locate(self._engine, requests, index)[0]], text, seed)
+                stream = ScriptStream(self._engine, [request], level_lufs=entry.level_lufs)
             else:
-                request = history.request(id)
-            request = replace(again(request, text, seed), level_lufs=entry.level_lufs)
-            return Job(self._engine.stream(request), expected_seconds(request))
+                request = replace(again(history.request(id), text, seed), level_lufs=entry.level_lufs)
+                stream = self._engine.stream(request)
+            return Job(stream, expected_seconds(request))
 
         def finish(job: Job, made: bytes) -> tuple[bytes, Entry | None]:
             stats = job.stream.stats
@@ -196,11 +203,6 @@ REUSED = (
     ),
     *("temperature", "top_p", "top_k", "trim", "normalize", "words", "script"),
 )
-
-
-def saved_by_the_page(name: str, content: bytes) -> Message:
-    """A file that no URL leads to: it is in the answer itself."""
-    return {"key": secrets.token_hex(4), "name": name, "content": base64.b64encode(content).decode("ascii")}
 
 
 def _shown(entry: Entry, live: bool) -> Message:

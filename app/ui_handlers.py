@@ -1,5 +1,6 @@
 """The functions behind Speak and Stop, and behind the preview of what will be spoken."""
 
+import base64
 import secrets
 from collections.abc import Iterator
 from typing import Any
@@ -115,7 +116,7 @@ class Handlers:
         words: str | None,
         script: bool,
     ) -> dict[str, Any]:
-        """The sentences as they will be spoken, with estimated lengths, for the preview (plan.js)."""
+        """The sentences as they will be spoken, with estimated lengths, for the preview (lists.js)."""
         if task == CONVERT or not written(text):
             return {}
         ras = self._engine.checkpoint.config.lm.ras
@@ -157,6 +158,11 @@ def _letters(text: str) -> str:
 def visit_token(visit: str | None, http: gr.Request) -> str:
     """What names the visit: the token that the browser keeps, or the session of a script."""
     return visit or str(http.session_hash)
+
+
+def saved_by_the_page(name: str, content: bytes) -> dict[str, str]:
+    """A file that no URL leads to: it is in the answer itself (lists.js)."""
+    return {"key": secrets.token_hex(4), "name": name, "content": base64.b64encode(content).decode("ascii")}
 
 
 def show_fields(task: str) -> tuple[Any, ...]:

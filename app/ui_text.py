@@ -50,7 +50,7 @@ def text_column() -> TextColumn:
         elem_id="instruction",
     )
     with gr.Column(visible=False) as source_box:
-        source = recording("Recording whose words are spoken", "source")
+        source, _ = recording("Recording whose words are spoken", "source")
     return TextColumn(box, text, language, instruction, source_box, source, words, script, fold, plan)
 
 

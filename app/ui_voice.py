@@ -61,7 +61,7 @@ def voice_column(
         elem_id="saved",
     )
     with gr.Column() as new_box:
-        reference = recording("Voice", "reference")
+        reference, video = recording("Voice", "reference")
         gr.HTML(_NO_MICROPHONE)
         examples = _examples(references.examples)
         part = gr.HTML(
@@ -80,7 +80,8 @@ def voice_column(
     examples.click(references.example, examples, chosen, queue=False, api_visibility="private")
     # In a line of its own: only queued events may send more than one value.
     reference.change(references.judge, reference, part, concurrency_limit=4, show_progress="hidden", api_name="judge")
-    for event in (reference.upload, reference.start_recording, reference.clear):
+    # Not when an upload has ended: somebody may have ticked the box meanwhile, and before another one comes a clear.
+    for event in (reference.start_recording, reference.clear, video.upload):
         event(None, None, consent, js=_ASK_AGAIN)
 
     shown = [new_box, kept_box, card, *fields]
@@ -100,13 +101,13 @@ def voice_column(
     return VoiceColumn(saved, new_box, shown, card, reference, part, consent, transcript_box, transcript)
 
 
-def recording(label: str, name: str) -> gr.Audio:
-    """A recording: uploaded, recorded, or taken out of a file that browsers call a video."""
+def recording(label: str, name: str) -> tuple[gr.Audio, gr.UploadButton]:
+    """A recording: uploaded, recorded, or taken by the button out of a file that browsers call a video."""
     audio = gr.Audio(label=label, type="filepath", sources=["upload", "microphone"], elem_id=name)
     with gr.Column(elem_id=f"{name}-video-box", elem_classes="mynah-below"):
         other = gr.UploadButton("Take it from a video", size="sm")
     other.upload(import_recording, other, audio, queue=False, show_progress="hidden", api_visibility="private")
-    return audio
+    return audio, other
 
 
 def _transcript(references: ReferenceHandlers, reference: gr.Audio, part: gr.HTML) -> tuple[gr.Column, gr.Textbox]:

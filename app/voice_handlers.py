@@ -17,10 +17,9 @@ import soundfile
 import soxr
 
 from app.form import new_voice, written
-from app.history_handlers import saved_by_the_page
 from app.reference_check import transcript_doubt
 from app.reference_handlers import ReferenceHandlers, Shown
-from app.ui_handlers import visit_token
+from app.ui_handlers import saved_by_the_page, visit_token
 from app.visits import Visits
 from app.voice_files import encode_clip, file_name
 from app.voices import Voice, VoiceLibrary
@@ -104,7 +103,7 @@ class VoiceHandlers:
         return self._choices(library, NEW), *self._shown(library, NEW)
 
     def export(self, chosen: str, visit: str, http: gr.Request) -> dict[str, str]:
-        """The voice as one zip file, which the page saves by itself (save.js)."""
+        """The voice as one zip file, which the page saves by itself."""
         with _told("Not exported"), TemporaryDirectory(prefix="mynah-") as folder:
             archive = Path(folder) / "voice.zip"
             self._library(visit, http).export(chosen, archive)

@@ -14,7 +14,7 @@ from runtime.frontend.audio import check_reference, load_clip
 from runtime.frontend.markup import load_words, parse_words
 from runtime.frontend.reading import LANGUAGES
 from runtime.hub import OFFICIAL, resolve_checkpoint
-from runtime.loudness import loudness
+from runtime.levelling import loudness
 from runtime.pace import expected_seconds
 from runtime.settings import EngineSettings, Precision
 from runtime.stream import SpeechStream

@@ -24,7 +24,7 @@ from runtime.config import ModelConfig
 from runtime.errors import EngineUnavailable, GenerationError, Overloaded, RequestError
 from runtime.frontend.prepare import Frontend
 from runtime.jobs import ChunkJob
-from runtime.loudness import SentenceLeveller
+from runtime.levelling import SentenceLeveller
 from runtime.settings import EngineSettings
 from runtime.stage0.base import Stage0, build_stage0
 from runtime.stage0_worker import Stage0Worker

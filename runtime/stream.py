@@ -13,7 +13,7 @@ from types import TracebackType
 import numpy as np
 
 from runtime.errors import SpeechError
-from runtime.loudness import SentenceLeveller
+from runtime.levelling import SentenceLeveller
 from runtime.silence import SilenceKeeper
 from runtime.types import AudioChunk, EndReason, PreparedSpeech, StreamStats
 

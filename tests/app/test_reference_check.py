@@ -12,6 +12,7 @@ from app.reference_check import (
     channels_differ,
     check,
     clipped_places,
+    close_end,
     cut,
     ends_in_pauses,
     noise_levels,
@@ -127,3 +128,18 @@ def test_a_cut_takes_its_part() -> None:
     clip = AudioClip(np.arange(1000, dtype=np.float32), 1000)
     assert cut(clip, (0.25, 0.5)).samples.tolist() == list(range(250, 500))
     assert cut(clip, None) is clip
+
+
+def test_an_end_in_mid_word_gets_a_moment_of_silence_and_a_pause_none() -> None:
+    """Complaint 8, input 13."""
+    jfk = load_clip(AUDIO / "jfk_44k1_stereo.flac")
+    ragged = AudioClip(jfk.samples[: 6 * jfk.sample_rate], jfk.sample_rate)
+    closed = close_end(ragged)
+    assert closed.seconds == pytest.approx(6.2) and np.array_equal(
+        closed.samples[: len(ragged.samples)], ragged.samples
+    )
+    for name in ("heron", "rook", "wren"):
+        whole = load_clip(AUDIO.parents[1] / "assets" / "voices" / f"{name}.wav")
+        assert close_end(whole) is whole
+    empty = AudioClip(np.zeros(0, np.float32), 24_000)
+    assert close_end(empty) is empty

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from runtime import Engine, EngineSettings, SpeechRequest, load_clip, resolve_checkpoint
-from runtime.loudness import SentenceLeveller, loudness
+from runtime.levelling import SentenceLeveller, loudness
 from tests.conftest import TESTS
 
 RATE = 24_000
