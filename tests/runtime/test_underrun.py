@@ -1,5 +1,7 @@
 """A stream that would run dry takes an extra hop: on a fake clock, with a scripted language model."""
 
+import threading
+
 import pytest
 import torch
 
@@ -54,6 +56,8 @@ def speak(engine, voice, *, tokens: int, token_seconds: float, extra_hops: bool)
         heard = len(job.tokens) - (0 if job.is_last else 3)
         jobs.append((now + HOP_SECONDS, heard / 25 - (0 if job.is_last else 0.16)))
 
+    may_step = threading.Event()
+    may_step.set()
     worker = Stage0Worker(
         Scripted(tokens),
         engine.checkpoint.config,
@@ -61,6 +65,7 @@ def speak(engine, voice, *, tokens: int, token_seconds: float, extra_hops: bool)
         max_streams=1,
         capacity_tokens=lambda _: 1000,
         hand_over=hand_over,
+        may_step=may_step,
         on_death=lambda _: None,
         hop_seconds=(lambda: HOP_SECONDS) if extra_hops else None,
         clock=lambda: now,
