@@ -159,9 +159,9 @@ def main() -> None:
     parser.add_argument("--start", type=Path, help="a generator to go on from")
     parser.add_argument("--start-critics", type=Path, help="its discriminators")
     parser.add_argument("--mel-share", type=float, default=0.15, help="of the run without discriminators, from scratch")
-    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--frames", type=int, default=32, help="of 20 ms in a crop")
-    parser.add_argument("--period-width", type=int, default=8)
+    parser.add_argument("--period-width", type=int, default=16)
     parser.add_argument("--spectrum-width", type=int, default=16)
     parser.add_argument("--search", action="store_true", help="let cuDNN try its algorithms and keep the fastest")
     parser.add_argument(
