@@ -90,7 +90,7 @@ def voice_column(
     keep.click(
         voices.keep,
         [reference, part, consent, transcript, name, description, owner, visit],
-        [saved, *shown, reference, name, description, owner],
+        [saved, *shown, reference, consent, name, description, owner],
         **QUIET,
     )
     import_.upload(voices.import_, [import_, visit], [saved, *shown], **QUIET)

@@ -60,7 +60,7 @@ class VoiceHandlers:
         visit: str,
         http: gr.Request,
     ) -> tuple[Update, ...]:
-        """Saves the recording on the page, as much of it as is used, and chooses it."""
+        """Saves the recording on the page, as much of it as is used, and chooses it. Consent is that recording's alone."""
         library = self._library(visit, http)
         with _told("Not saved"):
             clip = new_voice(reference, part, consent)
@@ -77,7 +77,7 @@ class VoiceHandlers:
         ):
             gr.Warning(doubt, title="Saved, with a doubt")
         Path(reference or "").unlink(missing_ok=True)  # nobody with its address shall fetch it any more
-        return self._choices(library, voice.name), *self._shown(library, voice.name), None, "", "", ""
+        return self._choices(library, voice.name), *self._shown(library, voice.name), None, False, "", "", ""
 
     def change(
         self,
