@@ -60,7 +60,7 @@ class VoiceHandlers:
         visit: str,
         http: gr.Request,
     ) -> tuple[Update, ...]:
-        """Saves the recording on the page, as much of it as is used, and chooses it. Consent is that recording's alone."""
+        """Saves the used part of the recording on the page and chooses it. Consent was for this recording alone."""
         library = self._library(visit, http)
         with _told("Not saved"):
             clip = new_voice(reference, part, consent)
