@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.timing import hardware, percentile, synchronize, write_json
+from benchmarks.timing import given, hardware, percentile, synchronize, write_json
 from runtime.config import LMConfig, QwenConfig, RasConfig
 from runtime.stage0.base import Stage0
 from runtime.stage0.lm import SpeechLM
@@ -213,8 +213,7 @@ def main() -> None:
             rows.append({"run": f"{name}, logits behind {options.prompt} positions", "deviation": f"{relative:.1e}"})
             print(rows[-1])
     if options.out:
-        settings = {name: value for name, value in vars(options).items() if name != "out"}
-        write_json(options.out, settings, device, rows)
+        write_json(options.out, given(options), device, rows)
 
 
 def captured_steps(lm: SpeechLM, streams: int) -> Any:

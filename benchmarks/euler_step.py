@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.stages import SHAPES, random_flow, solve_flop
-from benchmarks.timing import hardware, write_json
+from benchmarks.timing import given, hardware, write_json
 from runtime.stage1.attention import attend
 from runtime.stage1.dit_fused import FusedSolver, Inputs
 from runtime.stage1.graphs import CudaCapture
@@ -117,8 +117,7 @@ def main() -> None:
     print(hardware(device))
     rows = measure(device, options.repeats, options.peak_tflops)
     if options.out:
-        settings = {name: value for name, value in vars(options).items() if name != "out"}
-        write_json(options.out, settings, device, rows)
+        write_json(options.out, given(options), device, rows)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.stages import SHAPES, random_flow
-from benchmarks.timing import hardware, percentile, write_json
+from benchmarks.timing import given, hardware, percentile, write_json
 from runtime.stage1.dit import DiT
 from runtime.stage1.dit_tensorrt import TensorRTEstimator, Velocity
 from runtime.stage1.tensorrt_load import open_estimator
@@ -175,8 +175,7 @@ def main() -> None:
         for one in rows[-2:]:
             print("  ".join(f"{name} {value}" for name, value in one.items()))
     if options.out:
-        settings = {name: value for name, value in vars(options).items() if name != "out"}
-        write_json(options.out, settings, device, rows)
+        write_json(options.out, given(options), device, rows)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from benchmarks.decode import random_lm
 from benchmarks.stages import random_flow
+from benchmarks.timing import given
 from runtime.checkpoint import Checkpoint, Part, released_name
 from runtime.config import ModelConfig
 from runtime.engine import Pipeline, resolve_device
@@ -215,8 +216,7 @@ def settings_of(options: argparse.Namespace) -> EngineSettings:
 
 def in_effect(options: argparse.Namespace, pipeline: Pipeline, load_seconds: float) -> dict[str, Any]:
     """For the result file: what was asked for, and what the engine says that it is."""
-    asked = {name: value for name, value in vars(options).items() if name != "out"}
-    return asked | pipeline.describe() | {"load_seconds": round(load_seconds, 1)}
+    return given(options) | pipeline.describe() | {"load_seconds": round(load_seconds, 1)}
 
 
 def memory_gb(device: torch.device) -> float | None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.load import engine_flags, random_checkpoint, settings_of, voice
-from benchmarks.timing import percentile, write_json
+from benchmarks.timing import given, percentile, write_json
 from runtime.engine import resolve_device
 from runtime.stage0.base import Stage0, build_stage0
 from runtime.stage1.base import build_stage1
@@ -96,8 +96,7 @@ def main() -> None:
             rows.append({"run": f"{streams} streams, {arm}", **percents, "steps": len(one), "solves": rounds})
             print(rows[-1], flush=True)
     if options.out:
-        told = {name: value for name, value in vars(options).items() if name != "out"}
-        write_json(options.out, told | stage0.describe() | stage1.describe(), device, rows)
+        write_json(options.out, given(options) | stage0.describe() | stage1.describe(), device, rows)
 
 
 if __name__ == "__main__":

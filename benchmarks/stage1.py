@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.stages import GRID, SHAPES, TOKEN_RATE, random_flow
-from benchmarks.timing import hardware, measure_together, row, write_json
+from benchmarks.timing import given, hardware, measure_together, row, write_json
 from benchmarks.vocoder import random_hift
 from runtime.batching import Ready, next_group
 from runtime.engine import GROUP_FRAMES
@@ -133,8 +133,7 @@ def main() -> None:
     print(hardware(device), stage1.describe())
     rows = measure(stage1, options.streams, options.group_frames, options.repeats)
     if options.out:
-        settings = {name: value for name, value in vars(options).items() if name != "out"}
-        write_json(options.out, settings, device, rows)
+        write_json(options.out, given(options), device, rows)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.timing import Timing, hardware, measure_together, row, write_json
+from benchmarks.timing import Timing, given, hardware, measure_together, row, write_json
 from runtime.config import DiTConfig, FlowConfig
 from runtime.stage1.base import FlowSolver, build_fused, why_not_fused
 from runtime.stage1.conditioning import Flow
@@ -196,8 +196,7 @@ def main() -> None:
     for one in rows:
         print("  ".join(f"{name} {value}" for name, value in one.items()))
     if options.out:
-        settings = {name: value for name, value in vars(options).items() if name != "out"}
-        write_json(options.out, settings, device, rows)
+        write_json(options.out, given(options), device, rows)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Warm-up, device sync, percentiles, and where it was measured. One file, one question; this one is asked by all."""
 
+import argparse
 import json
 import math
 import os
@@ -76,6 +77,11 @@ def cpu_name() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def given(options: argparse.Namespace) -> dict[str, Any]:
+    """The flags of a run, as its results tell them."""
+    return {name: value for name, value in vars(options).items() if name != "out"}
 
 
 def write_json(path: Path, settings: Mapping[str, Any], device: torch.device, rows: list[dict[str, Any]]) -> None:

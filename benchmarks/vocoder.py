@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.timing import hardware, measure_together, row, write_json
+from benchmarks.timing import given, hardware, measure_together, row, write_json
 from runtime.config import F0Config, HiFTConfig, MelConfig
 from runtime.frontend.audio import resample
 from runtime.frontend.mel import PromptMel
@@ -155,8 +155,7 @@ def main() -> None:
     for one in rows:
         print("  ".join(f"{name} {value}" for name, value in one.items()))
     if options.out:
-        settings = {name: value for name, value in vars(options).items() if name != "out"}
-        write_json(options.out, settings, device, rows)
+        write_json(options.out, given(options), device, rows)
 
 
 if __name__ == "__main__":
