@@ -83,6 +83,11 @@ def _engine_flags() -> ArgumentParser:
         choices=("latency", "throughput", "whole"),
         help="soonest sound for few, most sound for many, or most without streaming",
     )
+    group.add_argument(
+        "--estimator",
+        choices=("auto", "torch", "packed", "fused", "tensorrt"),
+        help="what solves the flow; fused needs a GPU, tensorrt the extra",
+    )
     group.add_argument("--precision", choices=get_args(Precision), help="of both stages; the vocoder stays in float32")
     group.add_argument(
         "--fidelity", choices=("intended", "official"), help="official keeps the oddities of the reference code"
@@ -135,7 +140,7 @@ def _say_flags(say: ArgumentParser) -> None:
 def engine_settings(args: Namespace) -> EngineSettings:
     given = vars(args)
     chosen: dict[str, Any] = {
-        name: given[name] for name in ("device", "stage0", "fidelity", "profile") if name in given
+        name: given[name] for name in ("device", "stage0", "estimator", "fidelity", "profile") if name in given
     }
     if "precision" in given:
         chosen |= {"lm_precision": given["precision"], "flow_precision": given["precision"]}

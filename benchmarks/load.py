@@ -199,11 +199,24 @@ def engine_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--profile", choices=("none", *PROFILES), default="throughput")
     parser.add_argument("--stage0", default="auto")
-    parser.add_argument("--precision", choices=get_args(Precision), default="bfloat16")
+    parser.add_argument("--precision", choices=get_args(Precision), default="auto")
+    parser.add_argument("--plain", action="store_true", help="plain modules in float32 in place of kernels and graphs")
     parser.add_argument("--out", type=Path, help="JSON with settings and hardware")
 
 
 def settings_of(options: argparse.Namespace) -> EngineSettings:
+    if options.plain:
+        return EngineSettings(
+            device=options.device,
+            stage0="torch",
+            estimator="torch",
+            lm_precision="float32",
+            flow_precision="float32",
+            vocoder_graph_bytes=0,
+            hops="latency",
+            max_streams=1,
+            max_waiting=4096,
+        )
     return EngineSettings(
         device=options.device,
         stage0=options.stage0,

@@ -25,7 +25,7 @@ from runtime.settings import EngineSettings
 from runtime.stage1.base import build_solver
 from runtime.stage1.decoder import Chunk, Stage1, Stage1State
 from runtime.stage1.noise import NoiseBank
-from runtime.stage1.vocoder import Vocoder
+from runtime.stage1.vocoder import build_vocoder
 from runtime.types import PreparedReference
 
 PROMPT, TOKENS, VOICES = 87, 125, 8
@@ -34,9 +34,9 @@ FIRST = GRID + -PROMPT % GRID + 3  # tokens of a first hop, the look-ahead with 
 
 def build(device: torch.device, precision: Literal["float32", "bfloat16", "float16"]) -> Stage1:
     flow = random_flow(SHAPES["released"], device, torch.float32)
-    solver = build_solver(flow, EngineSettings(flow_precision=precision))
-    noise = NoiseBank(device)
-    return Stage1(flow, solver, Vocoder(random_hift(device), noise), noise)
+    settings, noise = EngineSettings(flow_precision=precision), NoiseBank(device)
+    solver = build_solver(flow, settings)
+    return Stage1(flow, solver, build_vocoder(random_hift(device), noise, settings.vocoder_graph_bytes), noise)
 
 
 def voices(count: int) -> list[PreparedReference]:

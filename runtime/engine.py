@@ -71,6 +71,7 @@ class Pipeline:
             max_streams=settings.max_streams,
             capacity_tokens=lambda stream: stage1.capacity_tokens(stream.speech.reference),
             hand_over=self._hand_over,
+            announce=lambda stream, segment: self._worker1.post(self._worker1.open, stream, segment),
             may_step=may_step,
             on_death=self._worker_died,
             hop_seconds=(lambda: self._worker1.hop_seconds) if resolve_extra_hops(settings, device) else None,
@@ -215,6 +216,8 @@ class Engine(Pipeline):
         if self.settings.profile == "whole":
             request = replace(request, streaming=False)
         speech = self._frontend.prepare(request)
+        if self.settings.no_streaming and speech.streaming:
+            raise RequestError(self.settings.no_streaming)
         law = self.settings.sampling
         if law not in ("checkpoint", speech.sampling.method):
             raise RequestError(f"the request asks for {speech.sampling.method} sampling, the engine draws by {law}")

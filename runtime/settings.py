@@ -4,9 +4,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import torch
+
 from runtime.errors import EngineUnavailable
 
-Precision = Literal["float32", "bfloat16", "float16"]
+Precision = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +22,8 @@ class EngineSettings:
     export_folder: Path | None = None  # models written for engines that load from disk; None is ~/.cache/mynah
     estimator: Literal["auto", "torch", "packed", "fused", "tensorrt"] = "auto"  # fused on a GPU, else packed
     estimator_onnx: Path | None = None  # for tensorrt: flow.decoder.estimator.fp32.onnx in place of our own export
-    lm_precision: Precision = "float32"
-    flow_precision: Precision = "float32"  # the vocoder stays in float32 (spec 9.31)
+    lm_precision: Precision = "auto"  # bfloat16 on a GPU from Ampere on, unless it is to be official; else float32
+    flow_precision: Precision = "auto"  # likewise; the vocoder stays in float32 (spec 9.31)
     fidelity: Literal["intended", "official"] = "intended"  # official keeps the reference's oddities (spec 9)
     sampling: Literal["checkpoint", "ras", "standard"] = "checkpoint"  # what requests and checkpoint have to say
     final_attention: Literal["full", "chunked"] = "full"  # of a stream's last chunk; official is full (spec 6.2)
@@ -75,6 +77,13 @@ class EngineSettings:
         if self.sentence_pause_seconds < 0:
             raise EngineUnavailable(f"sentence_pause_seconds is {self.sentence_pause_seconds}; it must be 0 or more")
 
+    def dtype(self, wanted: Precision, device: torch.device) -> torch.dtype:
+        """What a precision means on a device."""
+        if wanted != "auto":
+            return _DTYPES[wanted]
+        halves = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        return torch.bfloat16 if halves and self.fidelity == "intended" else torch.float32
+
     @property
     def no_streaming(self) -> str | None:
         """Why no chunk of a stream can be solved; None when it can."""
@@ -93,6 +102,7 @@ PROFILES: dict[str, dict[str, Any]] = {
     "throughput": {"max_streams": 64, "group_frames": 16_384, "hops": "throughput", "sampling": "ras"},
     "whole": {"max_streams": 64, "group_frames": 32_768, "hops": "throughput", "sampling": "ras"},  # and no chunks
 }
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DEFAULTS = {one.name: one.default for one in fields(EngineSettings)}
 _CHOICES = {
     "profile": ("none", *PROFILES),

@@ -58,13 +58,15 @@ class Stage0Worker(Worker):
         max_streams: int,
         capacity_tokens: Callable[[SpeechStream], int],
         hand_over: Callable[[ChunkJob], None],
+        announce: Callable[[SpeechStream, Segment], None],
         may_step: threading.Event,
         on_death: Callable[[BaseException], None],
         hop_seconds: Callable[[], float] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`may_step` is clear while the cores are needed elsewhere. `hop_seconds` is how long stage 1 takes at present;
-        given, a stream that would run dry takes an extra hop.
+        """`announce` tells of a segment whose tokens begin to be made. `may_step` is clear while the cores are needed
+        elsewhere. `hop_seconds` is how long stage 1 takes at present; given, a stream that would run dry takes an
+        extra hop.
         """
         super().__init__("mynah-stage0", on_death)
         self._hop_seconds = hop_seconds
@@ -75,6 +77,7 @@ class Stage0Worker(Worker):
         self._max_streams = max_streams
         self._capacity_tokens = capacity_tokens
         self._hand_over = hand_over
+        self._announce = announce
         self._may_step = may_step
         self._keys = count()
         self._streams: dict[SpeechStream, Speaking] = {}
@@ -168,6 +171,8 @@ class Stage0Worker(Worker):
                 continue
             speaking.key = key
             self._live[key] = speaking
+            assert speaking.segment is not None
+            self._announce(speaking.stream, speaking.segment)
 
     def _route(self, step: TokenStep) -> None:
         speaking = self._live.get(step.key)

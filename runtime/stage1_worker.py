@@ -3,6 +3,7 @@
 It owns stage 1 and the pieces that wait for it.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from runtime.batching import Ready, next_group
 from runtime.errors import as_generation_error
-from runtime.jobs import ChunkJob
+from runtime.jobs import ChunkJob, Segment
 from runtime.stage1.decoder import Chunk, Stage1
 from runtime.stream import SpeechStream
 from runtime.types import EndReason
@@ -59,6 +60,12 @@ class Stage1Worker(Worker):
     def take(self, job: ChunkJob) -> None:
         if not job.stream.ended:
             self._jobs.setdefault(job.stream, deque()).append(job)
+
+    def open(self, stream: SpeechStream, segment: Segment) -> None:
+        """Makes ready what a segment needs before its first tokens are there. What is wrong with it shows then."""
+        if not stream.ended and segment.state is None:
+            with contextlib.suppress(Exception):
+                segment.state = self._stage1.open(stream.speech.reference, speed=stream.speech.speed)
 
     def drop(self, stream: SpeechStream) -> None:
         self._jobs.pop(stream, None)
@@ -121,7 +128,7 @@ class Stage1Worker(Worker):
         stream, segment = job.stream, job.segment
         if job.opens_sentence:
             self._on_sentence(stream, job.sentence)
-        if segment.state is None:
+        if segment.state is None:  # nobody announced it, or it cannot be opened
             segment.state = self._stage1.open(stream.speech.reference, speed=stream.speech.speed)
         return Chunk(segment.state, job.tokens, job.is_last, keep=job.hops_again)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from runtime.checkpoint import Checkpoint, load_strict
 from runtime.config import LMConfig
 from runtime.errors import CheckpointError, EngineUnavailable
-from runtime.settings import EngineSettings, Precision
+from runtime.settings import EngineSettings
 from runtime.stage0.lm import SpeechLM
 from runtime.types import SamplingParams, Stage0Prompt, TokenStep
 
@@ -53,11 +53,12 @@ class Stage0(Protocol):
 
 def build_stage0(checkpoint: Checkpoint, settings: EngineSettings, device: torch.device) -> Stage0:
     """Loads the language model into the engine that the settings name, or that `pick_engine` does."""
+    dtype = settings.dtype(settings.lm_precision, device)
     match pick_engine(settings.stage0, device):
         case "torch":
             from runtime.stage0.torch_engine import TorchStage0
 
-            lm = load_lm(checkpoint.config.lm, checkpoint.weights("llm"), settings.lm_precision, device)
+            lm = load_lm(checkpoint.config.lm, checkpoint.weights("llm"), dtype, device)
             return TorchStage0(lm, settings.max_streams, settings.fidelity)
         case "captured":
             if device.type != "cuda" or find_spec("triton") is None:
@@ -67,7 +68,7 @@ def build_stage0(checkpoint: Checkpoint, settings: EngineSettings, device: torch
             from runtime.stage0.captured import CapturedSteps
             from runtime.stage0.slot_engine import SlotStage0
 
-            lm = load_lm(checkpoint.config.lm, checkpoint.weights("llm"), settings.lm_precision, device)
+            lm = load_lm(checkpoint.config.lm, checkpoint.weights("llm"), dtype, device)
             steps = CapturedSteps(lm, settings.max_streams, settings.slot_positions, settings.fidelity)
             return SlotStage0(lm.config, steps)
         case "vllm":
@@ -76,7 +77,7 @@ def build_stage0(checkpoint: Checkpoint, settings: EngineSettings, device: torch
                 from runtime.stage0.vllm_engine import VllmStage0
             except (ImportError, OSError) as broken:  # a library of CUDA is missing, or fits another torch
                 raise EngineUnavailable(f"vLLM {found} is installed but does not load: {broken}") from broken
-            lm = load_lm(checkpoint.config.lm, checkpoint.weights("llm"), settings.lm_precision, torch.device("cpu"))
+            lm = load_lm(checkpoint.config.lm, checkpoint.weights("llm"), dtype, torch.device("cpu"))
             folder = settings.export_folder or Path.home() / ".cache" / "mynah"
             share = settings.stage0_memory_share
             return VllmStage0(lm, device, folder, settings.max_streams, settings.fidelity, share)
@@ -112,14 +113,13 @@ def check_vllm(installed: str | None) -> None:
         raise EngineUnavailable(f"vLLM {installed} is not served; install {wanted} or choose the torch engine")
 
 
-def load_lm(config: LMConfig, weights: Mapping[str, Tensor], precision: Precision, device: torch.device) -> SpeechLM:
+def load_lm(config: LMConfig, weights: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device) -> SpeechLM:
     """The language model with its weights, cast once, on its device. Raises CheckpointError when they do not fit."""
     check_numbers(config, weights)
     with torch.device("meta"):  # initial values of half a billion weights would be drawn only to be overwritten
         lm = SpeechLM(config)
     lm.to_empty(device="cpu")
     load_strict(lm, "llm", weights)
-    dtype: torch.dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
     return lm.to(device, dtype)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from runtime.checkpoint import Checkpoint, load_strict
 from runtime.config import FlowConfig, ModelConfig
 from runtime.errors import CheckpointError, EngineUnavailable
-from runtime.settings import EngineSettings, Precision
+from runtime.settings import EngineSettings
 from runtime.stage1.conditioning import Flow
 from runtime.stage1.decoder import Stage1
 from runtime.stage1.dit import rotary_frequencies
@@ -24,11 +24,6 @@ from runtime.stage1.noise import HARMONICS, MEL_BINS, NoiseBank
 from runtime.stage1.solver import Piece, PlainSolver, Solved
 from runtime.stage1.vocoder import build_vocoder
 
-_DTYPES: dict[Precision, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 _PROBE_TOKENS = 50
 GRAPH_FRAMES = 4096  # beyond, the GPU is busy for longer than it takes to launch the kernels
 
@@ -84,7 +79,7 @@ def build_stage1(checkpoint: Checkpoint, settings: EngineSettings, device: torch
     load_strict(hift, "hift", checkpoint.weights("hift"))
     noise = NoiseBank(device)
     solver = build_solver(flow, settings)
-    if settings.flow_precision != "float32":
+    if solver.dtype is not torch.float32:
         check_finite(solver, flow, noise)
     return Stage1(
         flow,
@@ -123,8 +118,9 @@ def build_solver(flow: Flow, settings: EngineSettings) -> FlowSolver:
 
     Raises EngineUnavailable for one that cannot run here.
     """
+    dtype = settings.dtype(settings.flow_precision, flow.estimator.proj_out.weight.device)
     for weight in flow.estimator.parameters():
-        weight.data = weight.data.to(_DTYPES[settings.flow_precision])
+        weight.data = weight.data.to(dtype)
     steps, rate = flow.config.euler_steps, flow.config.guidance_rate
     if settings.estimator == "tensorrt":
         from runtime.stage1.tensorrt_load import build_tensorrt

@@ -22,8 +22,14 @@ class PreLookahead(nn.Module):
 
     def forward(self, x: Tensor, context: Tensor) -> Tensor:
         """x [B, T, C] and the embeddings after it [B, lookahead, C] -> [B, T, C]."""
-        h = F.leaky_relu(self.conv1(torch.cat((x, context), dim=1).transpose(1, 2)), 0.01)
-        return x + self.conv2(F.pad(h, (2, 0))).transpose(1, 2)
+        h = F.leaky_relu(product(self.conv1, torch.cat((x, context), dim=1)), 0.01)
+        return x + product(self.conv2, F.pad(h, (0, 0, 2, 0)))
+
+
+def product(conv: nn.Conv1d, x: Tensor) -> Tensor:
+    """A convolution along T of x [B, T, C] as one matrix product: cuDNN takes 0.2 s for it in true float32."""
+    windows = x.unfold(1, conv.kernel_size[0], 1).flatten(2)  # [B, T', C * kernel]
+    return F.linear(windows, conv.weight.flatten(1), conv.bias)
 
 
 class Flow(nn.Module):

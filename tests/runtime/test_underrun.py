@@ -65,6 +65,7 @@ def speak(engine, voice, *, tokens: int, token_seconds: float, extra_hops: bool)
         max_streams=1,
         capacity_tokens=lambda _: 1000,
         hand_over=hand_over,
+        announce=lambda *_: None,
         may_step=may_step,
         on_death=lambda _: None,
         hop_seconds=(lambda: HOP_SECONDS) if extra_hops else None,

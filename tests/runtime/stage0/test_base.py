@@ -78,7 +78,7 @@ def test_precision_that_was_asked_for_is_what_runs_and_what_is_told(checkpoint, 
     """Trap 22. An unknown precision is refused by EngineSettings itself."""
     engine = build_stage0(checkpoint, EngineSettings(lm_precision=precision), CPU)
     assert engine.describe()["precision"] == precision
-    lm = load_lm(golden_config(), golden_weights(), precision, CPU)
+    lm = load_lm(golden_config(), golden_weights(), getattr(torch, precision), CPU)
     assert {weight.dtype for weight in lm.parameters()} == {getattr(torch, precision)}
     engine.add(0, golden_prompt("zero_shot"), GREEDY, 0)
     assert engine.step()[0].error is None
@@ -95,7 +95,7 @@ def test_key_value_heads_of_the_nested_config_are_held_to_the_weights():
     config = golden_config()
     config = replace(config, qwen=replace(config.qwen, num_key_value_heads=4))
     with pytest.raises(CheckpointError) as error:
-        load_lm(config, golden_weights(), "float32", CPU)
+        load_lm(config, golden_weights(), torch.float32, CPU)
     assert "k_proj.weight has 32 rows" in str(error.value)
     assert "num_key_value_heads 4 x head_dim 16 of the nested config.json makes 64" in str(error.value)
 
@@ -104,7 +104,7 @@ def test_key_value_heads_of_the_nested_config_are_held_to_the_weights():
 def test_number_of_speech_and_stop_ids_is_held_to_the_weights(change):
     """Trap 12: stop ids follow from this one number, and a wrong one is found at load."""
     with pytest.raises(CheckpointError) as error:
-        load_lm(replace(golden_config(), **change), golden_weights(), "float32", CPU)
+        load_lm(replace(golden_config(), **change), golden_weights(), torch.float32, CPU)
     assert "speech_embedding.weight has 6761 rows" in str(error.value)
     assert "llm_decoder.weight has 6761 rows" in str(error.value)
 
@@ -114,4 +114,4 @@ def test_incomplete_weights_are_refused():
     weights = golden_weights()
     del weights["llm.model.model.layers.0.self_attn.k_proj.weight"]
     with pytest.raises(CheckpointError, match=r"missing llm\.model\.model\.layers\.0\.self_attn\.k_proj\.weight"):
-        load_lm(golden_config(), weights, "float32", CPU)
+        load_lm(golden_config(), weights, torch.float32, CPU)

@@ -32,7 +32,7 @@ def wide_checkpoint(tiny_checkpoint, tmp_path_factory) -> Checkpoint:
     """The tiny checkpoint with the same language model at a head width that the kernels know."""
     folder = tmp_path_factory.mktemp("wide") / "checkpoint"
     shutil.copytree(tiny_checkpoint.folder, folder)
-    lm = load_lm(tiny_checkpoint.config.lm, tiny_checkpoint.weights("llm"), "float32", torch.device("cpu"))
+    lm = load_lm(tiny_checkpoint.config.lm, tiny_checkpoint.weights("llm"), torch.float32, torch.device("cpu"))
     wide = widened(lm)
     weights = {released_name("llm", name): weight.contiguous() for name, weight in wide.state_dict().items()}
     save_file(weights, folder / "llm.safetensors")
