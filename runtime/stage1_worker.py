@@ -17,6 +17,7 @@ from runtime.batching import Ready, next_group
 from runtime.errors import as_generation_error
 from runtime.jobs import ChunkJob, Segment
 from runtime.stage1.decoder import Chunk, Stage1
+from runtime.stage1.interruption import Abandoned
 from runtime.stream import SpeechStream
 from runtime.types import EndReason
 from runtime.worker import Worker
@@ -97,8 +98,11 @@ class Stage1Worker(Worker):
                 self._fail(job, error)
         if self._others_may_work and any(job.stream.stats.first_audio_seconds is None for job in opened):
             self._others_may_work.clear()
+        self._stage1.is_wanted = lambda: not all(job.stream.ended for job in opened)
         try:
             outcomes = self._decode(chunks)
+        except Abandoned:
+            return
         finally:
             if self._others_may_work:
                 self._others_may_work.set()

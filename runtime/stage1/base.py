@@ -81,7 +81,7 @@ def build_stage1(checkpoint: Checkpoint, settings: EngineSettings, device: torch
     solver = build_solver(flow, settings)
     if solver.dtype is not torch.float32:
         check_finite(solver, flow, noise)
-    return Stage1(
+    stage1 = Stage1(
         flow,
         solver,
         build_vocoder(hift.to(device).eval(), noise, settings.vocoder_graph_bytes),
@@ -91,6 +91,9 @@ def build_stage1(checkpoint: Checkpoint, settings: EngineSettings, device: torch
         voice_kv_bytes=settings.voice_kv_bytes,
         stream_kv_bytes=settings.stream_kv_bytes,
     )
+    if device.type == "cpu":
+        stage1.make_interruptible()
+    return stage1
 
 
 def load_flow(config: FlowConfig, weights: Mapping[str, Tensor], device: torch.device) -> Flow:

@@ -7,16 +7,17 @@ leaves out the finished blocks of the prompt, which are solved once per voice (`
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from runtime.errors import GenerationError
 from runtime.stage1.conditioning import Flow, prompt_condition
+from runtime.stage1.interruption import ask_before
 from runtime.stage1.noise import FLOW_FRAMES, NoiseBank
 from runtime.stage1.past import Past, StreamBudget, VoiceCache
 from runtime.stage1.solver import Piece, Solved
@@ -88,8 +89,17 @@ class Stage1:
         self._device = flow.input_embedding.weight.device
         default = KV_BYTES[self._device.type]
         voices, streams = (default if limit is None else limit for limit in (voice_kv_bytes, stream_kv_bytes))
+        self.is_wanted: Callable[[], bool] = lambda: True  # asked within a decode, once interruptible
         self.voices = VoiceCache(voices if solver.keeps_past else 0)
         self.streams = StreamBudget(streams if solver.keeps_past else 0)
+
+    def make_interruptible(self) -> None:
+        """From now on a decode ends with Abandoned, soon after `is_wanted` has begun to say no.
+
+        What its segments carry is then undefined. For modules that run one after the other: a graph asks nobody.
+        """
+        parts: list[nn.Module] = [block.ff for block in self._flow.estimator.transformer_blocks]  # type: ignore[misc]
+        ask_before([*parts, *self._vocoder.parts], lambda: self.is_wanted())
 
     @torch.inference_mode()
     def open(self, reference: PreparedReference, *, speed: float = 1.0) -> Stage1State:

@@ -107,6 +107,11 @@ class Vocoder:
     def describe(self) -> str:
         return self._runner.describe()
 
+    @property
+    def parts(self) -> list[nn.Module]:
+        """Modules that run one after the other; none where all is one run."""
+        return self._runner.parts if isinstance(self._runner, PlainHiFT) else []
+
     def decode(self, state: VocoderState, mel: Tensor, *, is_last: bool) -> Tensor:
         """Samples [S] on the CPU that became certain with the frames `mel`; with `is_last` all that were missing.
 
@@ -209,6 +214,10 @@ class PlainHiFT:
         device = hift.conv_pre.weight.device
         self._f0_net = _folded_copy(F0Predictor(hift.config.f0), hift.f0_predictor, device, torch.float64)
         self._hift = _folded_copy(HiFT(hift.config), hift, device, torch.float32)
+
+    @property
+    def parts(self) -> list[nn.Module]:
+        return [*self._hift.source_resblocks, *self._hift.resblocks]
 
     def pitch(self, mels: Sequence[Tensor], ends: Sequence[bool]) -> list[Tensor]:
         return [self._f0_net(mel[None], is_last=is_last)[0] for mel, is_last in zip(mels, ends, strict=True)]
