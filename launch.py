@@ -1,5 +1,6 @@
 """Starts Mynah: flags -> Settings -> Engine -> the page, or one command. Only this file reads the environment."""
 
+import gc
 import os
 import socket
 import sys
@@ -71,6 +72,7 @@ def load_engine(settings: Settings) -> Engine:
     began = time.monotonic()
     checkpoint = resolve_checkpoint(settings.model, lm_name=settings.lm, source=settings.source)
     engine = Engine(checkpoint, settings.engine)
+    gc.freeze()  # to look through all that was loaded for garbage takes 0.2 s, in the middle of a sentence
     for name, value in engine.describe().items():
         tell(f"  {name}: {value}")
     tell(f"ready after {time.monotonic() - began:.1f} s")

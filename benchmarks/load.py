@@ -5,6 +5,7 @@ activations stay of order one, so speed is shown and never speech.
 """
 
 import argparse
+import gc
 import math
 import random
 import threading
@@ -70,6 +71,7 @@ def open_pipeline(checkpoint: Checkpoint, settings: EngineSettings) -> tuple[Pip
     """Both stages as the engine builds them, and the seconds that took."""
     began, device = time.perf_counter(), resolve_device(settings.device)
     stage0, stage1 = build_stage0(checkpoint, settings, device), build_stage1(checkpoint, settings, device)
+    gc.freeze()  # as launch.py does
     return Pipeline(stage0, stage1, checkpoint.config, settings, device), time.perf_counter() - began
 
 

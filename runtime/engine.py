@@ -10,6 +10,7 @@ stages (`stage0_worker.py`, `stage1_worker.py`), and the caller reads its end of
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -61,7 +62,6 @@ class Pipeline:
         self._lock = threading.Lock()
         self._streams: set[SpeechStream] = set()
         self._closed: str | None = None  # why no more requests are taken
-        # Tokens made beside a first hop would be waiting for their sound, and take the cores of a CPU from it.
         may_step = threading.Event()
         may_step.set()
         self._worker0 = Stage0Worker(
@@ -81,7 +81,8 @@ class Pipeline:
             frame_limit=self._group_frames,
             sentence_pause_seconds=settings.sentence_pause_seconds,
             on_sentence=lambda stream, sentence: self._worker0.post(self._worker0.sentence_begun, stream, sentence),
-            others_may_work=may_step if device.type == "cpu" else None,
+            others_may_work=may_step,
+            others_rest=self._stage0_rests,
             on_death=self._worker_died,
         )
         if device.type == "cuda":
@@ -175,6 +176,14 @@ class Pipeline:
 
     def _hand_over(self, job: ChunkJob) -> None:
         self._worker1.post(self._worker1.take, job)
+
+    def _stage0_rests(self, jobs: Sequence[ChunkJob]) -> bool:
+        """While somebody's first sound is made: tokens made beside it would wait for it, and take the device from it.
+
+        On a GPU only when nobody else is there, for whom tokens are to be made.
+        """
+        first = sum(job.stream.stats.first_audio_seconds is None for job in jobs)
+        return first > 0 if self._device.type == "cpu" else first == len(self._streams)
 
     def _release(self, stream: SpeechStream) -> None:
         with self._lock:

@@ -38,16 +38,18 @@ class Stage1Worker(Worker):
         frame_limit: int,
         sentence_pause_seconds: float,
         on_sentence: Callable[[SpeechStream, int], None],
-        others_may_work: threading.Event | None,
+        others_may_work: threading.Event,
+        others_rest: Callable[[Sequence[ChunkJob]], bool],
         on_death: Callable[[BaseException], None],
     ) -> None:
-        """`others_may_work` is cleared while somebody who hears nothing yet waits; None where no cores are shared."""
+        """`others_may_work` is cleared while a group is worked on for which `others_rest` says so."""
         super().__init__("mynah-stage1", on_death)
         self._stage1 = stage1
         self._pause_seconds = sentence_pause_seconds
         self._frame_limit = frame_limit
         self._on_sentence = on_sentence
         self._others_may_work = others_may_work
+        self._others_rest = others_rest
         self._jobs: dict[SpeechStream, deque[ChunkJob]] = {}
         self._group_seconds = 0.05  # of late, until there were some
 
@@ -96,7 +98,7 @@ class Stage1Worker(Worker):
                 opened.append(job)
             except Exception as error:  # whatever it is, it belongs to this request
                 self._fail(job, error)
-        if self._others_may_work and any(job.stream.stats.first_audio_seconds is None for job in opened):
+        if self._others_rest(opened):
             self._others_may_work.clear()
         self._stage1.is_wanted = lambda: not all(job.stream.ended for job in opened)
         try:
@@ -104,8 +106,7 @@ class Stage1Worker(Worker):
         except Abandoned:
             return
         finally:
-            if self._others_may_work:
-                self._others_may_work.set()
+            self._others_may_work.set()
         seconds = time.perf_counter() - began
         self._group_seconds += 0.25 * (seconds - self._group_seconds)
         for job, chunk, outcome in zip(opened, chunks, outcomes, strict=True):

@@ -6,6 +6,7 @@ solve to solve is what lies in the inputs, never a shape or an address, so that 
 frames and replayed for all that fit (graphs.py).
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,8 @@ from runtime.stage1.noise import FLOW_FRAMES
 from runtime.stage1.packing import Capacity, Tables, ladder, lay_out, needed, room, rounded
 from runtime.stage1.past import Past, PastBlock
 from runtime.stage1.solver import Piece, Solved, schedule
+
+STEPS_AHEAD = 2  # Euler steps of 180 kernels; the driver takes about 1,000 launches before it lets its callers wait
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,7 +117,7 @@ class FusedSolver:
             inputs = self.inputs(rounded(needed(pieces)))
             self.load(inputs, pieces, kept)
             self.eager_runs += 1
-            return split(self.run(inputs), pieces, kept)
+            return split(self.run(inputs, paced=self._device.type == "cuda"), pieces, kept)
         self.load(inputs, pieces, kept)
         x = graphs.run(inputs.capacity.frames, partial(self.run, inputs))
         return split(x.clone(), pieces, kept)
@@ -149,13 +152,22 @@ class FusedSolver:
         inputs.told[0, : len(told)] = told
         inputs.told[1, : len(told), :bins] = told[:, :bins]
 
-    def run(self, inputs: Inputs) -> Tensor:
-        """Walks `inputs.x` from noise to mel and gives it back. All that changes lies in the inputs."""
+    def run(self, inputs: Inputs, *, paced: bool = False) -> Tensor:
+        """Walks `inputs.x` from noise to mel and gives it back. All that changes lies in the inputs.
+
+        `paced` lets the host be two steps ahead of the GPU and no more. Kernels of a large solve would fill the
+        driver's queue, and launches of other threads, stage 0's among them, wait there for as long as it lasts.
+        """
         tables = Tables.of(inputs.numbers, inputs.capacity)
+        under_way: deque[torch.cuda.Event] = deque()
         with torch.cuda.device_of(inputs.x):  # Triton launches on the current device
             for step, (_, width) in enumerate(self._plan):
                 velocity = self._velocity(inputs, tables, step)
                 euler_step(inputs.x, velocity, inputs.told, width, self._rate)
+                if paced:
+                    under_way.append(torch.cuda.current_stream().record_event())
+                    if len(under_way) > STEPS_AHEAD:
+                        under_way.popleft().synchronize()
         return inputs.x
 
     def _velocity(self, inputs: Inputs, tables: Tables, step: int) -> Tensor:
