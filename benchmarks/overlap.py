@@ -19,7 +19,8 @@ from benchmarks.timing import given, percentile, write_json
 from runtime.engine import resolve_device
 from runtime.stage0.base import Stage0, build_stage0
 from runtime.stage1.base import build_stage1
-from runtime.stage1.decoder import Chunk, Stage1
+from runtime.stage1.decoder import Stage1
+from runtime.stage1.state import Chunk
 from runtime.types import SamplingParams, Stage0Prompt
 
 

@@ -23,8 +23,9 @@ from runtime.batching import Ready, next_group
 from runtime.engine import GROUP_FRAMES
 from runtime.settings import EngineSettings
 from runtime.stage1.base import build_solver
-from runtime.stage1.decoder import Chunk, Stage1, Stage1State
+from runtime.stage1.decoder import Stage1
 from runtime.stage1.noise import NoiseBank
+from runtime.stage1.state import Chunk, Stage1State
 from runtime.stage1.vocoder import build_vocoder
 from runtime.types import PreparedReference
 

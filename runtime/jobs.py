@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from runtime.chunking import ChunkSchedule
-from runtime.stage1.decoder import Stage1State
+from runtime.stage1.state import Stage1State
 from runtime.stream import SpeechStream
 
 

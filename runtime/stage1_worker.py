@@ -16,8 +16,9 @@ from torch import Tensor
 from runtime.batching import Ready, next_group
 from runtime.errors import as_generation_error
 from runtime.jobs import ChunkJob, Segment
-from runtime.stage1.decoder import Chunk, Stage1
+from runtime.stage1.decoder import Stage1
 from runtime.stage1.interruption import Abandoned
+from runtime.stage1.state import Chunk
 from runtime.stream import SpeechStream
 from runtime.types import EndReason
 from runtime.worker import Worker

@@ -6,62 +6,29 @@ continue from where it stands (spec 6.2). What a stream carries between chunks i
 leaves out the finished blocks of the prompt, which are solved once per voice (`past.py`).
 """
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
 from runtime.errors import GenerationError
-from runtime.stage1.conditioning import Flow, prompt_condition
+from runtime.stage1.conditioning import Flow
 from runtime.stage1.interruption import ask_before
 from runtime.stage1.noise import FLOW_FRAMES, NoiseBank
-from runtime.stage1.past import Past, StreamBudget, VoiceCache
+from runtime.stage1.past import Past, StreamBudget
+from runtime.stage1.prompts import NOT_FINITE, Prompts, solve_apart
 from runtime.stage1.solver import Piece, Solved
 from runtime.stage1.speed import Stretch
-from runtime.stage1.vocoder import MelChunk, Vocoder, VocoderState
+from runtime.stage1.state import Chunk, Stage1State, piece_of
+from runtime.stage1.vocoder import MelChunk, Vocoder
 from runtime.types import PreparedReference
 
 if TYPE_CHECKING:  # base.py builds what stands on this file
     from runtime.stage1.base import FlowSolver
 
-log = logging.getLogger(__name__)
-KeyT = TypeVar("KeyT")
 LAST_CHUNK = {"full": "full", "chunked": "chunked (not the official one)"}
-NOT_FINITE = "the flow gave NaN or infinite mel; this segment cannot go on"
-VOICES_AT_ONCE = 16  # new ones of a group that are solved together: each may weigh some hundred megabytes
 KV_BYTES = {"cuda": 6 * 2**30, "cpu": 512 * 2**20}  # of prompts, and as much again of live streams
-
-
-@dataclass(slots=True, eq=False, weakref_slot=True)
-class Stage1State:
-    """One segment of speech on its way through stage 1."""
-
-    voice: str  # content key of the reference
-    prompt_tokens: Tensor  # [P] int64
-    prompt_mel: Tensor  # [1, M, F] float32
-    speaker: Tensor  # [1, M], normalised and projected
-    stretch: Stretch
-    vocoder: VocoderState
-    mel_frames: int = 0  # generated frames handed on so far, counted before the stretch
-    past: Past | None = None  # of the latest hop, when it was to be kept
-
-    @property
-    def clipped(self) -> int:
-        return self.vocoder.clipped
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Chunk:
-    """All tokens [n] of a segment up to the end of a chunk; unless it is the last, the final three are look-ahead."""
-
-    state: Stage1State
-    tokens: Tensor
-    is_last: bool
-    keep: bool = False  # remember what is solved, as a further hop is expected
 
 
 class Stage1:
@@ -90,7 +57,8 @@ class Stage1:
         default = KV_BYTES[self._device.type]
         voices, streams = (default if limit is None else limit for limit in (voice_kv_bytes, stream_kv_bytes))
         self.is_wanted: Callable[[], bool] = lambda: True  # asked within a decode, once interruptible
-        self.voices = VoiceCache(voices if solver.keeps_past else 0)
+        self._prompts = Prompts(flow, solver, noise, voices)
+        self.voices = self._prompts.cache
         self.streams = StreamBudget(streams if solver.keeps_past else 0)
 
     def make_interruptible(self) -> None:
@@ -141,7 +109,7 @@ class Stage1:
     def decode_together(self, chunks: Sequence[Chunk]) -> list[Tensor | Exception]:
         """Chunks of different segments, their flow in one solve: samples of each, or the error that ends a segment."""
         outcomes: dict[Chunk, Tensor | Exception] = {}
-        voices = self._voices_of(chunks)
+        voices = self._prompts.pasts([chunk.state for chunk in chunks if self._looks_back(chunk)])
         pieces: dict[Chunk, Piece] = {}
         for chunk in chunks:
             try:
@@ -149,7 +117,7 @@ class Stage1:
                     pieces[chunk] = piece
             except Exception as error:  # whatever it is, it belongs to this segment
                 outcomes[chunk] = error
-        solved = self._solve_all(pieces)
+        solved = solve_apart(self._solver, pieces)
         mels: dict[Chunk, MelChunk] = {}
         finite: dict[Chunk, Tensor] = {}
         for chunk in chunks:
@@ -168,21 +136,6 @@ class Stage1:
                 outcomes[chunk] = GenerationError(NOT_FINITE)
         return [outcomes[chunk] for chunk in chunks]
 
-    def _solve_all(self, pieces: dict[KeyT, Piece]) -> dict[KeyT, Solved | Exception]:
-        """All in one solve. When that fails each is tried by itself, so that only the guilty end."""
-        if not pieces:
-            return {}
-        try:
-            return dict(zip(pieces, self._solver.solve(list(pieces.values())), strict=True))
-        except Exception as error:  # e.g. out of memory
-            log.exception("a solve of %d pieces failed", len(pieces))
-            if len(pieces) == 1:
-                return dict.fromkeys(pieces, error)
-        alone: dict[KeyT, Solved | Exception] = {}
-        for key, piece in pieces.items():
-            alone |= self._solve_all({key: piece})
-        return alone
-
     def begin(self, chunk: Chunk, voices: Mapping[str, Past | Exception]) -> Piece | None:
         """What a chunk wants solved, or None when it brings no frame. Raises GenerationError for what cannot be."""
         state = chunk.state
@@ -193,14 +146,14 @@ class Stage1:
         everything = torch.cat((state.prompt_tokens, chunk.tokens.to(self._device, torch.long)))
         mu = self._flow.mu(everything[None], is_last=chunk.is_last)
         if not chunked:
-            return self._piece(state, mu, frames, chunked)
+            return piece_of(state, self._noise, mu, frames, chunked=False)
         past = state.past or voices.get(state.voice)
         if isinstance(past, Exception):
             raise past
         keeps = chunk.keep and not chunk.is_last and self._solver.keeps_past
-        own = self._solver.past_bytes(frames) - self._solver.past_bytes(self._voice_frames(state))
+        own = self._solver.past_bytes(frames) - self._solver.past_bytes(self._prompts.frames(state))
         keeps = keeps and self.streams.claim(state, own)
-        return self._piece(state, mu, frames, chunked, past, keep=frames if keeps else 0)
+        return piece_of(state, self._noise, mu, frames, chunked=True, past=past, keep=frames if keeps else 0)
 
     def _check(self, chunk: Chunk) -> int:
         """Where a chunk ends, in frames from the start of the prompt; 0 when it brings none.
@@ -240,7 +193,8 @@ class Stage1:
     def new_mel(self, state: Stage1State, tokens: Tensor, *, is_last: bool, keep: bool = False) -> Tensor:
         """The mel frames [M, k] that these tokens add to those handed on before; possibly none."""
         chunk = Chunk(state, tokens, is_last, keep)
-        piece = self.begin(chunk, self._voices_of([chunk]))
+        voices = self._prompts.pasts([state] if self._looks_back(chunk) else [])
+        piece = self.begin(chunk, voices)
         mel = self._take(chunk, self._solver.solve([piece])[0] if piece else None)
         if not mel.isfinite().all():
             raise GenerationError(NOT_FINITE)
@@ -290,65 +244,12 @@ class Stage1:
             "attention of the last chunk": LAST_CHUNK[self._final_attention],
         }
 
-    def _piece(
-        self, state: Stage1State, mu: Tensor, frames: int, chunked: bool, past: Past | None = None, keep: int = 0
-    ) -> Piece:
-        """The frames up to a count that are not in the past."""
-        start = past.frames if past else 0
-        noise, cond = self._noise.flow_noise(frames), prompt_condition(state.prompt_mel, frames)[0]
-        return Piece(
-            noise[:, start:], mu[0, :, start:frames], cond[:, start:], state.speaker[0], chunked, past=past, keep=keep
-        )
-
-    def _voices_of(self, chunks: Sequence[Chunk]) -> dict[str, Past | Exception]:
-        """What is remembered of the prompts of chunks that can use it, by voice; new voices are solved first, together.
-
-        By themselves though they are not to be kept: so a hop is the same computation, bit for bit, whether its voice
-        is known, new, or too large to be kept.
-        """
-        voices: dict[str, Past | Exception] = {}
-        new: dict[str, Piece] = {}
-        fits: set[str] = set()
-        for chunk in chunks:
-            state, frames = chunk.state, self._voice_frames(chunk.state)
-            if not frames or state.past or state.voice in new or not self._looks_back(chunk):
-                continue
-            if past := self.voices.get(state.voice):
-                voices[state.voice] = past
-                continue
-            if self.voices.make_room(self._solver.past_bytes(frames)):
-                fits.add(state.voice)
-            mu = self._flow.mu(state.prompt_tokens[None], is_last=False)
-            new[state.voice] = self._piece(state, mu, frames, chunked=True, keep=frames)
-        for first in range(0, len(new), VOICES_AT_ONCE):
-            some = dict(islice(new.items(), first, first + VOICES_AT_ONCE))
-            for voice, solved in self._solve_all(some).items():
-                voices[voice] = self._learn(voice, solved, voice in fits)
-        return voices
-
-    def _learn(self, voice: str, solved: Solved | Exception, fits: bool) -> Past | Exception:
-        """The past of a voice, or the error of all chunks in this voice."""
-        if isinstance(solved, Exception):
-            return solved
-        if solved.past is None or not solved.mel.isfinite().all():
-            return GenerationError(NOT_FINITE)
-        if fits:
-            self.voices.put(voice, solved.past)
-        return solved.past
-
     def _looks_back(self, chunk: Chunk) -> bool:
-        """Whether a chunk is to be solved, and in a way that leaves what lies before as it was."""
+        """Whether a chunk is to be solved, has no past, and leaves what lies before as it was."""
         try:
-            return self._is_chunked(chunk) and self._check(chunk) > 0
+            return not chunk.state.past and self._is_chunked(chunk) and self._check(chunk) > 0
         except GenerationError:  # raised again where it ends the segment
             return False
-
-    def _voice_frames(self, state: Stage1State) -> int:
-        """How many frames of the prompt may be kept for its voice; 0 when nothing is."""
-        tokens = len(state.prompt_tokens) - self._config.lookahead_tokens
-        frames = min(self._config.mel_per_token * tokens, state.prompt_mel.shape[-1])
-        frames -= frames % self._config.dit.chunk_frames
-        return max(0, frames) if self.voices.limit_bytes else 0
 
     def _capacity(self, prompt_tokens: int, prompt_frames: int) -> int:
         ratio = self._config.mel_per_token

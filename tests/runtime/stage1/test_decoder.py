@@ -16,8 +16,9 @@ from runtime.config import LMConfig, MelConfig, ModelConfig, QwenConfig, RasConf
 from runtime.errors import CheckpointError, GenerationError
 from runtime.settings import EngineSettings
 from runtime.stage1.base import build_stage1
-from runtime.stage1.decoder import Chunk, Stage1
+from runtime.stage1.decoder import Stage1
 from runtime.stage1.solver import Piece, Solved
+from runtime.stage1.state import Chunk
 from runtime.types import PreparedReference
 from tests import golden
 from tests.runtime.stage1 import tiny_hift
