@@ -69,6 +69,7 @@ def words(text: str) -> list[str]:
     from num2words import num2words
 
     text = text.lower().replace("’", "'").replace("-", " ").replace("&", " and ")
+    text = re.sub(r"\b1[1-9]\d\d\b", lambda m: num2words(int(m[0]), to="year"), text)  # as years and hundreds are read
     text = re.sub(r"(?<=\d),(?=\d)", "", text)
     text = re.sub(r"(\d+)(?:st|nd|rd|th)\b", lambda m: num2words(int(m[1]), to="ordinal"), text)
     text = re.sub(r"\d+", lambda m: num2words(int(m[0])), text).replace("-", " ")

@@ -54,6 +54,10 @@ class Corpus:
             table[:, 0] += start
         self.device = device
         self.table = np.concatenate(tables)  # [U, 5]: first frame, then the fields of Utterance
+        if not {TRAIN, NEW_SPEAKERS} <= set(self.table[:, 3].tolist()):
+            raise ValueError(
+                f"{folder} lacks training or held-out utterances; the held-out ones lie in the first shard"
+            )
         self.phones = int(read("phones")[0])
         self.phone = torch.cat(phones)
         self.hz, self.voiced = torch.cat(read("hz")), torch.cat(read("voiced"))

@@ -12,6 +12,7 @@ from benchmarks.words import word_errors, words
         ("She lost 1,200 euros.", "She lost one thousand, two hundred euros."),
         ("On the 2nd of May, the 21st day.", "on the second of may the twenty-first day"),
         ("First of the north, he lost 3 times.", "first of the north he lost three times"),
+        ("In nineteen thirty-three", "in 1933"),
         ("Mr. Gray's favourite theatre", "Mister Grays favorite theater"),
         ("They realised the colour.", "they realized the color"),
         ("Is it a go or no-go?", "Is it a go or no go?"),

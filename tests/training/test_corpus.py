@@ -1,15 +1,20 @@
 """Speech on its grid: windows stay inside a speaker's stream, features and labels fit their frames."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
+import soundfile
 import torch
 
 from runtime.frontend.mel import PromptMel
+from tests.training.conftest import make_shard
 from training.corpus import FRAME_16K, NEW_SPEAKERS, TRAIN, Corpus, Windows, sound
 from training.data import share
 from training.heads import Prosody
 from training.labels import SILENCE, Phones, silent, voiced
+from training.prompts import record
 from training.shapes import MEL
 from training.speakers import Line, held_out_speakers, make_speakers
 
@@ -30,6 +35,29 @@ def test_shards_join_without_mixing_their_streams(corpus_folder: Path) -> None:
     assert len(corpus.streams) == 6  # three training speakers in each of two shards
     assert {int(corpus.table[row, 2]) for row in corpus.rows(NEW_SPEAKERS)} == {3, 4}
     assert not {3, 4} & {int(corpus.table[row, 2]) for row in corpus.rows(TRAIN)}
+
+
+def test_a_corpus_that_nothing_can_be_measured_on_is_refused(tmp_path: Path) -> None:
+    make_shard(tmp_path / "corpus-1.safetensors", 1, tests=False)
+    with pytest.raises(ValueError, match="first shard"):
+        Corpus(tmp_path, torch.device("cpu"))
+
+
+def test_prompts_are_recorded_by_the_speakers_in_turn_with_their_words(tmp_path: Path) -> None:
+    class Teacher:
+        speakers = make_speakers(["af_one", "am_two"], 4)
+
+        def speak(self, lines: list[Line], ids: list[np.ndarray], seed: int) -> SimpleNamespace:
+            assert ids == [(lines[0].sentence, False)]
+            return SimpleNamespace(samples=torch.full((1, 100), lines[0].speaker / 10), lengths=torch.tensor([90]))
+
+    said = SimpleNamespace(phonemes=lambda sentence, british: (sentence, british))
+    record(Teacher(), said, ["none", "one", "two", "three"], [3, 1, 2], [0, 2], tmp_path)  # type: ignore[arg-type]
+    names = [("000-003", "three", 0.0), ("001-001", "one", 0.2), ("002-002", "two", 0.0)]
+    for name, words, level in names:
+        assert (tmp_path / f"{name}.txt").read_text() == words
+        samples, rate = soundfile.read(tmp_path / f"{name}.wav")
+        assert rate == 24_000 and len(samples) == 90 and abs(samples - level).max() < 1e-4
 
 
 def test_features_lie_where_their_utterance_lies(corpus_folder: Path) -> None:
