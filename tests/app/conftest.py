@@ -14,6 +14,14 @@ from tests.app.fake_engine import RATE, FakeEngine, tone
 from tests.app.site import FLAGS, INSECURE_HOST, Site
 
 
+@pytest.fixture(scope="session", autouse=True)
+def uploads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Gradio keeps an upload under its hash in one folder for all processes; one that ends takes another's away."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.mktemp("uploads")))
+        yield
+
+
 @pytest.fixture
 def reference(tmp_path: Path) -> Path:
     path = tmp_path / "a voice.wav"

@@ -174,6 +174,8 @@ def test_two_tabs_equal_their_solo_runs(
 ) -> None:
     """Inputs 19 and 26: the same seed gives the same samples alone and in company."""
     monkeypatch.setattr(engine, "close", lambda: None)  # other tests go on with it
+    stream, asked = engine.stream, []
+    monkeypatch.setattr(engine, "stream", lambda request: asked.append(request) or stream(request))
     here = site(engine)
     tabs = [here.visit_and_fill_in() for _ in range(2)]
     for page in tabs:
@@ -184,8 +186,12 @@ def test_two_tabs_equal_their_solo_runs(
     alone = result_of(tabs[0])
     for page in tabs:
         page.locator("#speak").click()
+    for page, runs in zip(tabs, (2, 1), strict=True):
+        ends = f"p.log.filter(({{event}}) => event === 'end').length === {runs}"
+        wait_for(page, f"p.state === 'done' && {ends}", seconds=40)
+    assert [request.seed for request in asked] == [5, 5, 5]
+    assert len({request.reference.samples.tobytes() for request in asked}) == 1
     for page in tabs:
-        wait_for(page, "p.state === 'done' && p.log.at(-1).event === 'end'", seconds=40)
         assert result_of(page) == alone
 
 

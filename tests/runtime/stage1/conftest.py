@@ -2,15 +2,12 @@
 
 from pathlib import Path
 
+import onnx
 import pytest
-import torch
-from torch import Tensor, nn
-from torch.export import Dim
+from onnx import helper
 
-from runtime.frontend.onnx_file import export_onnx
 from runtime.settings import EngineSettings
-from runtime.stage1.dit import DiT
-from runtime.stage1.dit_onnx import OnnxDiT, export_dit
+from runtime.stage1.dit_onnx import export_dit
 from tests.runtime.stage1.tiny_flow import tiny_flow
 
 
@@ -31,23 +28,28 @@ def half_onnx(exports: Path) -> Path:
     return export_dit(tiny_flow(EngineSettings(flow_precision="float16")).estimator, exports)
 
 
-class ReleasedGraph(nn.Module):
-    """The inputs of flow.decoder.estimator.fp32.onnx (spec 7): a mask of padding, no chunks, two rows."""
-
-    def __init__(self, dit: DiT) -> None:
-        super().__init__()
-        self._own = OnnxDiT(dit)
-
-    def forward(self, x: Tensor, mask: Tensor, mu: Tensor, t: Tensor, spks: Tensor, cond: Tensor) -> Tensor:
-        seen = mask.sum(-1).to(torch.int32).expand(-1, x.shape[-1])
-        return self._own(x, mu, t, spks, cond, seen)
-
-
 @pytest.fixture(scope="session")
-def released_onnx(exports: Path) -> Path:
-    path, frames = exports / "flow.decoder.estimator.fp32.onnx", Dim("seq_len")
-    x, mu, cond = (torch.zeros(2, 80, 60) for _ in range(3))
-    inputs = {"x": x, "mask": torch.ones(2, 1, 60), "mu": mu, "t": torch.zeros(2), "spks": torch.zeros(2, 80)}
-    free: list[dict[int, object]] = [{2: frames}, {2: frames}, {2: frames}, {}, {}, {2: frames}]
-    export_onnx(ReleasedGraph(tiny_flow().estimator), path, inputs | {"cond": cond}, "estimator_out", free)
+def released_onnx(tiny_onnx: Path, exports: Path) -> Path:
+    """Our graph behind the inputs of the released file (spec 7): a mask of padding, no chunks, two rows."""
+    path, model = exports / "flow.decoder.estimator.fp32.onnx", onnx.load(tiny_onnx)
+    graph = model.graph
+    wide = [2, 80, "seq_len"]
+    inputs = {"x": wide, "mask": [2, 1, "seq_len"], "mu": wide, "t": [2], "spks": [2, 80], "cond": wide}
+    take_mask = [
+        helper.make_node("Identity", ["spks"], ["speaker"]),
+        helper.make_node("Shape", ["mask"], ["sizes"]),
+        helper.make_node("Constant", [], ["rows_and_frames"], value_ints=[0, 2]),
+        helper.make_node("Gather", ["sizes", "rows_and_frames"], ["flat"]),
+        helper.make_node("Constant", [], ["over_frames"], value_ints=[2]),
+        helper.make_node("ReduceSum", ["mask", "over_frames"], ["real"], keepdims=0),  # [2, 1]
+        helper.make_node("Cast", ["real"], ["counted"], to=onnx.TensorProto.INT32),
+        helper.make_node("Expand", ["counted", "flat"], ["horizon"]),
+    ]
+    nodes = [*take_mask, *graph.node, helper.make_node("Identity", ["velocity"], ["estimator_out"])]
+    sized = [
+        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+        for name, shape in (*inputs.items(), ("estimator_out", wide))
+    ]
+    released = helper.make_graph(nodes, "released", sized[:-1], sized[-1:], graph.initializer)
+    onnx.save(helper.make_model(released, opset_imports=model.opset_import, ir_version=model.ir_version), path)
     return path
