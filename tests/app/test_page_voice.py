@@ -1,16 +1,20 @@
 """The place for a voice in the page: every way in, the verdict, the part that is used, and words that went stale."""
 
 import base64
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
+from app.examples import load_examples
+from app.settings import Settings
+from benchmarks.words import whisper_base, word_errors
 from tests.app.fake_engine import FakeEngine
-from tests.app.site import AUDIO, Site, probe, upload, wait_for
+from tests.app.site import AUDIO, Site, field, probe, upload, wait_for
 
 pytestmark = [pytest.mark.browser, pytest.mark.page]
 
@@ -194,6 +198,17 @@ def test_words_that_were_just_written_down_are_not_stale(
     page.locator("#write").click()
     page.locator("#part [data-ref=stale]").wait_for(state="hidden")
     assert words.input_value() == "希望你以后能够做的比我还好呦。"
+
+
+def test_a_button_fills_in_what_a_real_model_hears(site: Callable[..., Site]) -> None:
+    page = site(FakeEngine(), Settings(transcription=str(whisper_base()))).visit()
+    heron = load_examples()[0]
+    upload(page, heron.sound)
+    page.locator("#write").click()
+    written = field(page, "transcript")
+    expect(written).to_have_value(re.compile("straightforward policy"), timeout=30_000)
+    assert word_errors(heron.transcript, written.input_value())[0] <= 1
+    assert not page.locator("#part [data-ref=stale]").is_visible()
 
 
 def test_writing_the_words_down_says_what_is_missing(
