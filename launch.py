@@ -55,7 +55,7 @@ def main(
 
 def read_settings(args: Namespace, environment: Mapping[str, str]) -> Settings:
     """Flags over what the place needs (a Space, or somebody's own machine) over the defaults."""
-    names = ("model", "lm", "source", "host", "port", "open_browser", "voices", "history")
+    names = ("model", "lm", "source", "host", "port", "open_browser", "voices", "history", "transcription")
     place: dict[str, Any]
     if "SPACE_ID" in environment:  # its visitors are strangers to each other, so it keeps neither voices nor jobs
         place = SPACE | {"model": environment.get("MYNAH_MODEL", "demo")}  # it starts without flags

@@ -51,6 +51,9 @@ def build_parser() -> ArgumentParser:
     parser.add_argument("--port", type=int, help="port of the page (default: 7860 or the next free one)")
     parser.add_argument("--voices", type=Path, help=VOICES_HELP)
     parser.add_argument("--history", type=Path, help="folder of what the page made (default: likewise)")
+    parser.add_argument(
+        "--transcription", help="what writes words down: a size of Whisper, or a folder (default: small)"
+    )
     parser.add_argument("--no-browser", dest="open_browser", action="store_false", help="do not open a browser")
     commands = parser.add_subparsers(dest="command", title="commands")
     say = commands.add_parser(

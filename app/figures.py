@@ -64,13 +64,12 @@ def _spoken_seconds(text: str) -> float:
 class Pace:
     """Seconds of work per second of sound, measured from the first chunk on: what comes before it is paid once.
 
-    At the first chunk nothing is measured yet. The pace of an earlier job is told then; without one the time up to this
-    chunk over its length, which is too slow rather than too fast, so that a player waits rather than stutters.
+    At the first chunk nothing is measured yet. The pace of an earlier job is told then, and None without one: loading
+    a voice and warming up belong to the first chunk, and would be taken for a slow engine.
     """
 
     def __init__(self, usual: float | None = None) -> None:
         self._usual = usual
-        self._began = time.monotonic()
         self._first_at: float | None = None
         self._seconds = 0.0  # of sound after the first chunk
         self.measured: float | None = None
@@ -78,10 +77,8 @@ class Pace:
     def after(self, chunk: AudioChunk) -> float | None:
         now, seconds = time.monotonic(), len(chunk.samples) / chunk.sample_rate
         if self._first_at is None:
-            if not seconds:
-                return self._usual
-            self._first_at = now
-            return self._usual or (now - self._began) / seconds
+            self._first_at = now if seconds else None
+            return self._usual
         self._seconds += seconds
         if self._seconds:
             self.measured = (now - self._first_at) / self._seconds

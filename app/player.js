@@ -8,8 +8,8 @@
   const START = 0.12; // buffered before the first sample is played
   const REBUFFER = 0.3; // more of it after each underrun, up to LONGEST
   const LONGEST = 1.5;
-  const PATIENCE = 3; // from the first chunk on, a slow engine is not waited for longer than this
-  const GROWTH = 2.2; // the engine's chunks about double: the next one may take this much longer than the last
+  const PATIENCE = 3; // longest wait for a lead over a slow engine, at the start and after each underrun
+  const FAST_ENOUGH = 0.9; // seconds of work per second of sound up to which no lead is needed, a tenth to spare
   const clock = () => performance.now() / 1000;
 
   class Player {
@@ -23,9 +23,9 @@
 
     #reset(state) {
       Object.assign(this, {state, job: 0, received: 0, played: 0, peaks: [], underruns: 0, lost: 0, next: 0});
-      Object.assign(this, {target: START, pace: null, chunk: 0, expected: 0, complete: false, final: null});
+      Object.assign(this, {target: START, pace: null, expected: 0, waitsSince: 0, complete: false, final: null});
       Object.assign(this, {figures: {}, open: false});
-      Object.assign(this, {message: "", clickedAt: 0, firstAt: 0, queueWait: null, heard: null, blocked: false});
+      Object.assign(this, {message: "", clickedAt: 0, queueWait: null, heard: null, blocked: false});
       Object.assign(this, {sound: [], base: 0, paused: false, halted: false, progress: null, timeline: []});
     }
 
@@ -137,12 +137,11 @@
         this.peaks.push(samples.subarray(i, i + 960).reduce((peak, x) => Math.max(peak, Math.abs(x)), 0));
       this.lost += index - this.next;
       if (!this.received) {
-        this.firstAt = clock();
-        setTimeout(() => this.#advance(), 1000 * PATIENCE);
+        this.#waitForLead();
         this.#note("first chunk");
       }
       this.received += samples.length;
-      Object.assign(this, {next: index + 1, chunk: samples.length / RATE, pace, expected, complete: last});
+      Object.assign(this, {next: index + 1, pace, expected, complete: last});
       this.progress = last ? null : progress;
       this.sound.push(samples);
       if (!this.paused) this.sink.push(samples);
@@ -150,11 +149,16 @@
       this.#advance();
     }
 
-    // Seconds to have in hand before the sink opens. `pace` is seconds of work per second of sound: the next chunk must
-    // arrive before these are heard, and an engine slower than sound needs a lead that lasts to the expected end.
+    #waitForLead() {
+      this.waitsSince = clock();
+      setTimeout(() => this.#advance(), 1000 * PATIENCE);
+    }
+
+    // Seconds to have in hand before the sink opens. `pace` is seconds of work per second of sound, null while nobody
+    // knows it: then it plays at once. An engine slower than sound needs a lead that lasts to the expected end.
     #needed() {
-      if (this.underruns || clock() - this.firstAt >= PATIENCE) return this.target;
-      return Math.max(this.target, this.pace * GROWTH * this.chunk, this.expected * (1 - 1 / this.pace));
+      if (!(this.pace > FAST_ENOUGH) || clock() - this.waitsSince >= PATIENCE) return this.target;
+      return Math.max(this.target, (this.expected - this.played / RATE) * (1 - FAST_ENOUGH / this.pace));
     }
 
     #advance() {
@@ -188,6 +192,7 @@
           this.underruns++;
           this.target = Math.min(LONGEST, REBUFFER * this.underruns);
           this.state = "buffering";
+          this.#waitForLead();
           this.#note("underrun");
         }
       }

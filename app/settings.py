@@ -36,7 +36,7 @@ class Settings:
     largest_upload: str = "100mb"
     cache_seconds: int = 3600  # how long uploads and results stay on disk
     longest_text: int = 20_000  # characters of one request of the page
-    transcription: str = "small"  # a size of Whisper, or a folder
+    transcription: str = "small"  # a size of Whisper, or a folder with one for CTranslate2
     engine: EngineSettings = field(default_factory=EngineSettings)
 
     def __post_init__(self) -> None:

@@ -4,6 +4,7 @@ It runs on the CPU, so that it never takes the GPU from a voice that is speaking
 """
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,11 @@ def load(name: str) -> Any:
     try:
         return WhisperModel(name, device="cpu", compute_type="int8", local_files_only=True)
     except (OSError, ValueError, RuntimeError) as absent:
+        if Path(name).name != name:
+            raise EngineUnavailable(
+                f"{Path(name).name} holds no transcription model; start with --transcription and a folder of "
+                "faster-whisper's layout, or a size"
+            ) from absent
         raise EngineUnavailable(
             f"the transcription model is not on this disk; fetch it once: hf download Systran/faster-whisper-{name}"
         ) from absent

@@ -173,9 +173,9 @@ def advanced_settings(engine: Engine) -> dict[str, gr.components.Component]:
             speed = gr.Slider(0.5, 2.0, value=1.0, step=0.05, label="Speed")
             seed = gr.Textbox("", label="Seed", placeholder="a new one each time", elem_id="seed")
         with gr.Row():
-            temperature = gr.Slider(0.0, 1.5, value=1.0, step=0.05, label="Temperature")
-            top_p = gr.Slider(0.05, 1.0, value=ras.top_p, step=0.05, label="Top-p")
-            top_k = gr.Slider(1, 100, value=ras.top_k, step=1, label="Top-k")
+            temperature = gr.Slider(0.0, 1.5, value=1.0, step=0.05, label="Temperature", min_width=200)
+            top_p = gr.Slider(0.05, 1.0, value=ras.top_p, step=0.05, label="Top-p", min_width=200)
+            top_k = gr.Slider(1, 100, value=ras.top_k, step=1, label="Top-k", min_width=200)
         trim = gr.Checkbox(label="Use only the first 30 s of a longer recording whose words are spoken")
         normalize = gr.Checkbox(value=True, label="Write numbers, units and symbols out as words")
     return {

@@ -46,6 +46,9 @@ MODEL_RATE = 16_000  # of the speech tokenizer and the speaker encoder
 INSTRUCTION_LIMIT = 80  # text tokens; the trained instructions are one short sentence (spec 2.7)
 TRANSCRIPT_LIMIT = 600  # text tokens; 30 s of fast speech have fewer
 MIN_RATIO, MAX_RATIO = 2, 20  # speech tokens per text token (spec 3.3)
+# A word of one syllable and its stop may be four text tokens, which allow 3.2 s: time for what nobody wrote. A text
+# that is likely to take no more than the first may take the second; slow speech takes twice what is likely.
+WORD_SECONDS, LONGEST_WORD_SECONDS = 0.5, 2.0
 
 
 class Frontend:
@@ -85,7 +88,7 @@ class Frontend:
                 Sentence(
                     piece.text,
                     piece.written,
-                    self._prompt(layout, mode, reference),
+                    self._prompt(layout, mode, reference, expected_seconds(piece.text)),
                     expected_seconds=expected_seconds(piece.text, request.speed),
                     pause_before_seconds=piece.pause_before_seconds,
                     pause_after_seconds=piece.pause_after_seconds,
@@ -163,13 +166,19 @@ class Frontend:
         assert sum(part.count(self._tokenizer.end_of_prompt) for part in ids) == 1
         return ids
 
-    def _prompt(self, layout: tuple[list[int], list[int]], mode: Mode, reference: PreparedReference) -> Stage0Prompt:
+    def _prompt(
+        self, layout: tuple[list[int], list[int]], mode: Mode, reference: PreparedReference, seconds: float
+    ) -> Stage0Prompt:
+        """`seconds` is what the text is likely to take at speed 1."""
         before, text = layout
+        max_tokens = MAX_RATIO * len(text)
+        if seconds <= WORD_SECONDS and not self._official:
+            max_tokens = min(max_tokens, int(LONGEST_WORD_SECONDS * self._config.token_rate))
         return Stage0Prompt(
             text_tokens=torch.tensor(before + text, dtype=torch.long),
             speech_tokens=reference.speech_tokens if mode is Mode.ZERO_SHOT else empty_tokens(),
             min_tokens=MIN_RATIO * len(text),
-            max_tokens=MAX_RATIO * len(text),
+            max_tokens=max_tokens,
         )
 
     def _transcript(self, request: SpeechRequest) -> str:

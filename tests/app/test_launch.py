@@ -46,10 +46,9 @@ def test_flags_reach_the_settings() -> None:
         "official",
     ]
     engine = EngineSettings("cpu", "vllm", lm_precision="bfloat16", flow_precision="bfloat16", fidelity="official")
-    flags += ["--voices", "kept", "--history", "made"]
-    assert settings_of(*flags) == Settings(
-        "a/b", "llm.rl", "modelscope", "0.0.0.0", 81, False, voices=Path("kept"), history=Path("made"), engine=engine
-    )
+    flags += ["--voices", "kept", "--history", "made", "--transcription", "base"]
+    kept = {"voices": Path("kept"), "history": Path("made"), "transcription": "base"}
+    assert settings_of(*flags) == Settings("a/b", "llm.rl", "modelscope", "0.0.0.0", 81, False, engine=engine, **kept)
 
 
 def test_a_page_that_others_can_reach_keeps_nothing_unless_a_folder_is_named(tmp_path: Path) -> None:

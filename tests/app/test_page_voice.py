@@ -1,16 +1,23 @@
 """The place for a voice in the page: every way in, the verdict, the part that is used, and words that went stale."""
 
 import base64
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
-from playwright.sync_api import Page
+import soundfile
+from playwright.sync_api import Page, expect
 
+from app.examples import load_examples
+from app.settings import Settings
+from benchmarks.words import whisper_base, word_errors
+from runtime import load_clip
 from tests.app.fake_engine import FakeEngine
-from tests.app.site import AUDIO, Site, probe, upload, wait_for
+from tests.app.site import AUDIO, Site, field, probe, upload, wait_for
 
 pytestmark = [pytest.mark.browser, pytest.mark.page]
 
@@ -97,6 +104,34 @@ def test_words_that_do_not_fit_are_questioned_before_the_engine_starts(site: Cal
     assert "too many" in page.locator("#player [role=alert]").inner_text() and engine.requests == []
     page.locator("#speak").click()
     wait_for(page, "p.state === 'done'")
+
+
+def test_words_of_a_long_recording_are_questioned_when_a_part_of_it_is_used(
+    site: Callable[..., Site], tmp_path: Path
+) -> None:
+    """Input 11: 28 s whose words are the text as well. The part that is lit, with its own words, speaks all of it."""
+    voices = load_examples()
+    clips = [load_clip(voice.sound) for voice in voices * 2]
+    samples = np.concatenate([clip.samples for clip in clips])[: 28 * clips[0].sample_rate]
+    long = tmp_path / "long.wav"
+    soundfile.write(long, samples, clips[0].sample_rate)
+    text = " ".join(voice.transcript for voice in voices * 2)
+    engine = FakeEngine(seconds=0.3)
+    page = site(engine, Settings(transcription=str(whisper_base()))).visit()
+    upload(page, long)
+    field(page, "transcript").fill(text)
+    page.locator("#text textarea").fill(text)
+    page.locator("#consent input").check()
+    page.locator("#speak").click()
+    wait_for(page, "p.state === 'asked'")
+    assert "too many" in page.locator("#player [role=alert]").inner_text() and engine.requests == []
+    page.locator("#write").click()
+    expect(field(page, "transcript")).not_to_have_value(text, timeout=30_000)
+    page.locator("#speak").click()
+    wait_for(page, "p.state === 'done'")
+    (request,) = engine.requests
+    assert 3 < request.reference.seconds <= 15 and request.text == text
+    assert len(request.transcript or "") < len(text) / 2
 
 
 def test_the_sound_of_a_video_is_taken_by_button_and_by_drop(site: Callable[..., Site], tmp_path: Path) -> None:
@@ -194,6 +229,17 @@ def test_words_that_were_just_written_down_are_not_stale(
     page.locator("#write").click()
     page.locator("#part [data-ref=stale]").wait_for(state="hidden")
     assert words.input_value() == "希望你以后能够做的比我还好呦。"
+
+
+def test_a_button_fills_in_what_a_real_model_hears(site: Callable[..., Site]) -> None:
+    page = site(FakeEngine(), Settings(transcription=str(whisper_base()))).visit()
+    heron = load_examples()[0]
+    upload(page, heron.sound)
+    page.locator("#write").click()
+    written = field(page, "transcript")
+    expect(written).to_have_value(re.compile("straightforward policy"), timeout=30_000)
+    assert word_errors(heron.transcript, written.input_value())[0] <= 1
+    assert not page.locator("#part [data-ref=stale]").is_visible()
 
 
 def test_writing_the_words_down_says_what_is_missing(

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.page]
 APP = Path(__file__).parents[2] / "app"
 RATE = 24_000
 ENGINE = """
-window.speak = async ({seconds, rtf, chunk = 0.2, expected = seconds}) => {
+window.speak = async ({seconds, rtf, chunk = 0.2, expected = seconds, usual = null}) => {
   const job = mynahPlayer.begin();
   const sleep = (time) => new Promise((done) => setTimeout(done, 1000 * time));
   const began = performance.now() / 1000;
@@ -25,7 +25,7 @@ window.speak = async ({seconds, rtf, chunk = 0.2, expected = seconds}) => {
       (_, i) => 16000 * Math.sin(2 * Math.PI * 1000 * (made + i / 24000)));
     made += chunk;
     const bytes = String.fromCharCode(...new Uint8Array(pcm.buffer));
-    const pace = (performance.now() / 1000 - began) / made;
+    const pace = index ? (performance.now() / 1000 - began - rtf * chunk) / (made - chunk) : usual;
     mynahPlayer.take({job, state: "speaking", index, rate: 24000, pcm: btoa(bytes), pace, expected,
       last: made > seconds - 1e-6, figures: {seconds: made}});
   }
@@ -71,6 +71,32 @@ def test_a_page_too_busy_to_show_each_message_loses_no_sound(page: Page) -> None
     wait_for(page, "p.state === 'done'")
     done = probe(page)
     assert done["played"] == done["received"] == 3 * 2400 and done["lost"] == 0
+
+
+@pytest.mark.parametrize("usual", [None, 0.6, 0.9])
+def test_an_engine_that_is_not_known_to_be_slow_is_heard_at_its_first_chunk(page: Page, usual: float | None) -> None:
+    speak(page, seconds=3.0, rtf=0.8, chunk=1.0, usual=usual)
+    wait_for(page, "p.heard !== null")
+    at = {event["event"]: event["at"] for event in probe(page)["log"]}
+    assert at["heard"] - at["first chunk"] <= 150
+    wait_for(page, "p.state === 'done'")
+    assert probe(page)["underruns"] == 0
+
+
+def test_an_engine_that_turns_out_slow_makes_its_listener_wait_once(page: Page) -> None:
+    """Nobody knew its pace at the first chunk; at the first underrun it is known, and the lead lasts to the end."""
+    speak(page, seconds=4.0, rtf=1.3, chunk=0.8)
+    wait_for(page, "p.state === 'buffering' && p.underruns === 1")
+    wait_for(page, "p.state === 'done'", seconds=12)
+    done = probe(page)
+    assert done["played"] == done["received"] == 4 * RATE and done["underruns"] == 1, done["log"]
+
+
+def test_an_engine_that_is_known_to_be_slow_gets_a_lead_and_leaves_no_hole(page: Page) -> None:
+    speak(page, seconds=4.0, rtf=1.3, chunk=0.4, usual=1.3)
+    wait_for(page, "p.state === 'buffering' && p.received > 0")
+    wait_for(page, "p.state === 'done'", seconds=12)
+    assert probe(page)["underruns"] == 0, probe(page)["log"]
 
 
 def test_an_engine_slower_than_was_thought_buffers_visibly(page: Page) -> None:

@@ -13,6 +13,7 @@ import pytest
 from app.examples import load_examples
 from app.reference_handlers import Part, ReferenceHandlers, import_recording
 from app.transcribe import Transcriber
+from benchmarks.words import whisper_base, word_errors
 from runtime import EngineUnavailable, RequestError, load_clip
 from tests.app.fake_engine import RATE
 
@@ -100,6 +101,16 @@ def test_transcription_says_what_is_missing(
     monkeypatch.setitem(sys.modules, "faster_whisper", SimpleNamespace(WhisperModel=absent))
     with pytest.raises(EngineUnavailable, match="hf download Systran/faster-whisper-tiny"):
         transcribe.load("tiny")
+    with pytest.raises(EngineUnavailable, match=r"^a voice\.wav holds no transcription model"):  # nor is a path told
+        transcribe.load(str(reference))
+
+
+def test_a_real_model_writes_down_what_is_said() -> None:
+    transcriber = Transcriber(str(whisper_base()))
+    for example in load_examples()[:2]:
+        written = transcriber.transcribe(load_clip(example.sound))
+        errors, due = word_errors(example.transcript, written)
+        assert errors <= due // 10, written
 
 
 def test_only_the_part_that_is_used_is_written_down(monkeypatch: pytest.MonkeyPatch, voices: ReferenceHandlers) -> None:

@@ -139,8 +139,8 @@ def test_sampling_is_echoed_as_it_was_used(engine, voice):
 def test_the_length_limit_ends_a_stream_and_is_told(engine, voice, monkeypatch):
     """Trap 11: the limit is 20 tokens per text token, and reaching it is flagged."""
     monkeypatch.setattr("runtime.frontend.prepare.MIN_RATIO", 20)  # no stop before the limit
-    _, stats = speak(engine, request(voice, text="Ho."))
-    assert stats.tokens + stats.dropped_tokens == 20 * len("Ho.")
+    _, stats = speak(engine, request(voice, text="Ho ho ho."))
+    assert stats.tokens + stats.dropped_tokens == 20 * len("Ho ho ho.")
     assert stats.ended is EndReason.LENGTH and stats.length_capped == [0]
 
 

@@ -58,6 +58,14 @@ def test_cross_lingual_limits_count_after_the_marker(frontend, voice, encode):
     assert (prompt.min_tokens, prompt.max_tokens) == (2 * len(encode(TEXT)), 20 * len(encode(TEXT)))
 
 
+@pytest.mark.parametrize("text", ["Go.", "Stop.", "好。"])
+def test_a_single_syllable_may_take_two_seconds_at_most(frontend, official, voice, encode, text):
+    """Input 8. The limit of the reference counts text tokens, of which even so short a text has several."""
+    prompt = only(prepare(frontend, voice, text=text, transcript="A clip."))
+    assert prompt.min_tokens < prompt.max_tokens == min(50, 20 * len(encode(text)))
+    assert only(prepare(official, voice, text=text, transcript="A clip.")).max_tokens == 20 * len(encode(text))
+
+
 def test_official_cross_lingual_is_one_piece_whose_prefix_counts(official, voice, encode):
     text = " ".join([TEXT] * 20) + " 305 pears"
     prompt = only(prepare(official, voice, text=text))
