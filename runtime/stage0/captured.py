@@ -174,15 +174,17 @@ class CapturedSteps:
         for kind, rows in kinds:
             self._eager(kind, rows)
         torch.cuda.synchronize(self._device)
+        collecting = gc.isenabled()
         gc.collect()
-        gc.freeze()  # a collection during capture may free device memory, which ends the capture
+        gc.disable()  # what a collection frees within a capture would break it
         try:
             for kind, rows in kinds:
                 graphs[kind, rows] = graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
                     self._eager(kind, rows)
         finally:
-            gc.unfreeze()
+            if collecting:
+                gc.enable()
         return graphs
 
     def _run(self, kind: str, rows: int) -> None:

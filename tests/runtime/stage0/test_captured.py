@@ -75,7 +75,10 @@ def test_a_graph_gives_the_bits_of_its_kernels_run_one_by_one_again_and_again():
 
 @torch.inference_mode()
 def test_a_row_is_the_same_bits_alone_and_among_64_of_any_length():
-    """Row-independent arithmetic in half precision, whatever graph a row is in and wherever it sits."""
+    """Row-independent arithmetic in half precision, whatever graph a row is in and wherever it sits.
+
+    Trap 17: rows that fill a graph up belong to a spare slot and have a length of their own.
+    """
     lm = seeded_lm().to("cuda", torch.bfloat16)
     steps, seen = captured(lm, 64), {}
     for company in (False, True):

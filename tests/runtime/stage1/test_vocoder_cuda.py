@@ -1,5 +1,6 @@
 """The packed vocoder with its Triton kernels and graphs, held to what the CPU tests hold to the plain modules."""
 
+import gc
 import logging
 import threading
 
@@ -171,6 +172,46 @@ def test_a_run_that_cannot_be_captured_is_disabled_and_cuda_goes_on(caplog: pyte
     assert table.run("waits", lambda: number * number.item()).item() == 1.0
     assert table.capture("does not", lambda: number * 2)
     assert table.run("does not", lambda: number).item() == 2.0
+
+
+def test_no_garbage_is_collected_within_a_capture() -> None:
+    """Trap 60: a tensor in a dead cycle, freed there, would end the capture."""
+    table: GraphTable[int] = GraphTable(CudaCapture(torch.device("cuda")), limit_bytes=2**30)
+    number, within = torch.ones(1000, device="cuda"), []
+
+    def run() -> torch.Tensor:
+        for _ in range(100):
+            cycle: list[object] = [torch.empty(10, device="cuda")]
+            cycle.append(cycle)
+        return number * 2
+
+    def collected(phase: str, _: dict[str, int]) -> None:
+        within.append(torch.cuda.is_current_stream_capturing())
+
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(collected)
+    gc.set_threshold(10, 1, 1)
+    try:
+        assert table.capture(0, run)
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(collected)
+    assert within and not any(within) and gc.isenabled()
+
+
+def test_a_graph_keeps_its_precision_when_a_switch_of_the_process_is_turned() -> None:
+    """Trap 59: what was captured is replayed, and a table belongs to one solver, whose precision does not change."""
+    table: GraphTable[int] = GraphTable(CudaCapture(torch.device("cuda")), limit_bytes=2**30)
+    torch.manual_seed(0)
+    left, right = torch.randn(2, 512, 512, device="cuda")
+    assert table.capture(0, lambda: left @ right)
+    exact = table.run(0, lambda: left).clone()
+    try:
+        torch.backends.cuda.matmul.allow_tf32 = True
+        assert not torch.equal(left @ right, exact)
+        assert torch.equal(table.run(0, lambda: left), exact)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def test_other_threads_may_use_cuda_during_a_capture() -> None:
