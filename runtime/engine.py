@@ -57,7 +57,6 @@ class Pipeline:
         self.settings = settings
         self._config, self._device = config, device
         self._stage0, self._stage1 = stage0, stage1
-        self._hops = resolve_hops(settings, device)
         self._group_frames = settings.group_frames or GROUP_FRAMES[device.type]
         self._lock = threading.Lock()
         self._streams: set[SpeechStream] = set()
@@ -67,7 +66,7 @@ class Pipeline:
         self._worker0 = Stage0Worker(
             stage0,
             config,
-            hops=self._hops,
+            hops=settings.hops,
             max_streams=settings.max_streams,
             capacity_tokens=lambda stream: stage1.capacity_tokens(stream.speech.reference),
             hand_over=self._hand_over,
@@ -128,7 +127,7 @@ class Pipeline:
             **{f"stage 0 {name}": value for name, value in self._stage0.describe().items()},
             **self._stage1.describe(),
             "group": f"{self._group_frames} frames",
-            "hops": HOPS[self._hops],
+            "hops": HOPS[self.settings.hops],
         }
 
     def memory(self) -> str:
@@ -286,13 +285,6 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise EngineUnavailable(f"device {name!r} was asked for, but {torch.cuda.device_count()} CUDA devices are here")
     return device
-
-
-def resolve_hops(settings: EngineSettings, device: torch.device) -> HopPlan:
-    """On a CPU the arithmetic of a second hop costs more than the wait it saves."""
-    if settings.hops != "auto":
-        return settings.hops
-    return "throughput" if device.type == "cpu" and settings.fidelity == "intended" else "latency"
 
 
 def resolve_extra_hops(settings: EngineSettings, device: torch.device) -> bool:

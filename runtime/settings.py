@@ -27,7 +27,7 @@ class EngineSettings:
     fidelity: Literal["intended", "official"] = "intended"  # official keeps the reference's oddities (spec 9)
     sampling: Literal["checkpoint", "ras", "standard"] = "checkpoint"  # what requests and checkpoint have to say
     final_attention: Literal["full", "chunked"] = "full"  # of a stream's last chunk; official is full (spec 6.2)
-    hops: Literal["auto", "latency", "throughput"] = "auto"  # auto is throughput on a CPU, unless it is to be official
+    hops: Literal["latency", "throughput"] = "latency"  # where a stream is cut (chunking.py)
     extra_hops: bool | None = (
         None  # for streams that would run dry: counted, not as they would sound alone; None: on GPU
     )
@@ -113,6 +113,6 @@ _CHOICES = {
     "flow_precision": get_args(Precision),
     "fidelity": ("intended", "official"),
     "front_end": ("auto", "torch", "onnxruntime"),
-    "hops": ("auto", "latency", "throughput"),
+    "hops": ("latency", "throughput"),
     "final_attention": ("full", "chunked"),
 }
