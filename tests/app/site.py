@@ -48,6 +48,8 @@ class Site:
         page.on("pageerror", lambda error: self._errors.append(error))
         page.goto(f"http://{host}:{self._listener.getsockname()[1]}")
         page.locator("#speak").wait_for()
+        # The page has been answered once; nobody is quick enough to give it a voice before that.
+        page.wait_for_function("document.querySelector('#visit input, #visit textarea').value")
         return page
 
     def visit_and_fill_in(self, host: str = "127.0.0.1", **context_options: Any) -> Page:
