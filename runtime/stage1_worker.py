@@ -18,7 +18,7 @@ from runtime.errors import as_generation_error
 from runtime.jobs import ChunkJob, Segment
 from runtime.stage1.decoder import Stage1
 from runtime.stage1.interruption import Abandoned
-from runtime.stage1.state import Chunk
+from runtime.stage1.state import Chunk, Stage1State
 from runtime.stream import SpeechStream
 from runtime.types import EndReason
 from runtime.worker import Worker
@@ -67,9 +67,9 @@ class Stage1Worker(Worker):
 
     def open(self, stream: SpeechStream, segment: Segment) -> None:
         """Makes ready what a segment needs before its first tokens are there. What is wrong with it shows then."""
-        if not stream.ended and segment.state is None:
+        if not stream.ended:
             with contextlib.suppress(Exception):
-                segment.state = self._stage1.open(stream.speech.reference, speed=stream.speech.speed)
+                self._state(stream, segment)
 
     def drop(self, stream: SpeechStream) -> None:
         self._jobs.pop(stream, None)
@@ -134,9 +134,12 @@ class Stage1Worker(Worker):
         stream, segment = job.stream, job.segment
         if job.opens_sentence:
             self._on_sentence(stream, job.sentence)
-        if segment.state is None:  # nobody announced it, or it cannot be opened
+        return Chunk(self._state(stream, segment), job.tokens, job.is_last, keep=job.hops_again)
+
+    def _state(self, stream: SpeechStream, segment: Segment) -> Stage1State:
+        if segment.state is None:
             segment.state = self._stage1.open(stream.speech.reference, speed=stream.speech.speed)
-        return Chunk(segment.state, job.tokens, job.is_last, keep=job.hops_again)
+        return segment.state
 
     def _decode(self, chunks: list[Chunk]) -> Sequence[Tensor | Exception]:
         try:

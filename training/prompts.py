@@ -15,9 +15,10 @@ import numpy as np
 import soundfile
 import torch
 
+from training.corpus import NEW_SPEAKERS
 from training.speakers import Cast, Line, Sentences, held_out_speakers
+from training.teacher import SAMPLE_RATE
 
-SAMPLE_RATE = 24_000
 LETTERS = range(45, 76)  # of a prompt: 4 to 6 s
 
 
@@ -45,7 +46,7 @@ def record(
     for place, sentence in enumerate(which):
         speaker = int(speakers[place % len(speakers)])
         ids = sentences.phonemes(sentence, cast.speakers[speaker].british)
-        spoken = cast.speak([Line(sentence, speaker, 1.0, 2)], [ids], seed=place)
+        spoken = cast.speak([Line(sentence, speaker, 1.0, NEW_SPEAKERS)], [ids], seed=place)
         samples = spoken.samples[0, : int(spoken.lengths[0])].numpy()
         path = out / f"{place:03d}-{sentence:03d}.wav"
         soundfile.write(path, np.clip(samples, -1, 1), SAMPLE_RATE, "PCM_16")

@@ -1,12 +1,9 @@
-"""ONNX files of the front end: how they are opened, run and written."""
+"""ONNX files of the front end: how they are opened and run."""
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
-import torch
-from torch import Tensor, nn
 
 from runtime.errors import CheckpointError, EngineUnavailable, GenerationError
 
@@ -44,46 +41,3 @@ class OnnxFile:
             return np.asarray(self._session.run(None, dict(zip(self._names, inputs, strict=True)))[0])
         except Exception as failed:  # as above
             raise GenerationError(f"{self.name} failed: {failed}") from failed
-
-
-def export_onnx(
-    net: nn.Module,
-    path: Path,
-    inputs: Mapping[str, Tensor],
-    output: str,
-    dynamic: Sequence[Mapping[int, object]],
-) -> None:
-    """Writes a module in evaluation mode as one ONNX file; `dynamic` names the free axes of each example input.
-
-    Needs the packages `onnx` and `onnxscript`.
-    """
-    was_training = net.training
-    net.eval()
-    try:
-        torch.onnx.export(
-            net,
-            tuple(inputs.values()),
-            str(path),
-            input_names=list(inputs),
-            output_names=[output],
-            dynamic_shapes=tuple(dynamic),
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-        )
-    finally:
-        net.train(was_training)
-    _forget_origin(path)
-
-
-def _forget_origin(path: Path) -> None:
-    """Takes out the exporter's notes: stack traces with paths of the machine, four times the size of a small net."""
-    import onnx
-
-    model = onnx.load(path)
-    for node in model.graph.node:
-        del node.metadata_props[:]
-        node.doc_string = ""
-    del model.graph.value_info[:]
-    del model.graph.metadata_props[:]
-    onnx.save(model, path)

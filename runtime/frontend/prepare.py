@@ -88,8 +88,8 @@ class Frontend:
                 Sentence(
                     piece.text,
                     piece.written,
-                    self._prompt(layout, mode, reference, expected_seconds(piece.text)),
-                    expected_seconds=expected_seconds(piece.text, request.speed),
+                    self._prompt(layout, mode, reference, seconds := expected_seconds(piece.text)),
+                    expected_seconds=seconds / request.speed,
                     pause_before_seconds=piece.pause_before_seconds,
                     pause_after_seconds=piece.pause_after_seconds,
                 )

@@ -12,8 +12,9 @@ from torch.nn import functional as F
 
 from runtime.errors import EngineUnavailable, GenerationError
 from runtime.frontend.mel import KaldiFbank
-from runtime.frontend.onnx_file import CPU, OnnxFile, export_onnx
+from runtime.frontend.onnx_file import CPU, OnnxFile
 from runtime.frontend.onnx_weights import OnnxLayer, fill, read_layers
+from runtime.onnx_export import export_onnx
 
 SEGMENT_FRAMES = 100  # after the first stride: 2 s of sound share one context
 HEAD_CHANNELS = 32

@@ -17,8 +17,9 @@ from torch.nn import functional as F
 
 from runtime.errors import EngineUnavailable, GenerationError
 from runtime.frontend.mel import WhisperLogMel
-from runtime.frontend.onnx_file import CPU, OnnxFile, export_onnx
+from runtime.frontend.onnx_file import CPU, OnnxFile
 from runtime.frontend.onnx_weights import fill, read_layers
+from runtime.onnx_export import export_onnx
 
 DIGITS = 8
 CODEBOOK = 3**DIGITS

@@ -37,12 +37,6 @@ class Inputs:
     told: Tensor  # [2, T, inputs of the DiT]; the twin's are zeros but for x
     numbers: Tensor  # of the tables
 
-    @classmethod
-    def of(cls, capacity: Capacity, bins: int, inputs: int, dtype: torch.dtype, device: torch.device) -> "Inputs":
-        told = torch.zeros(2, capacity.frames, inputs, dtype=dtype, device=device)
-        x = torch.zeros(capacity.frames, bins, device=device)
-        return cls(capacity, x, told, torch.zeros(capacity.numbers, dtype=torch.long, device=device))
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:

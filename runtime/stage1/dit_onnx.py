@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from runtime.errors import EngineUnavailable
-from runtime.frontend.onnx_file import export_onnx
+from runtime.onnx_export import export_onnx
 from runtime.stage1.dit import Attention, Block, DiT, InputEmbedding, Rotary, rotate_first_head
 
 Lengths = Sequence[int | Tensor]  # real frames of each row: numbers, or tensors without a dimension

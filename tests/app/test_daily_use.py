@@ -55,6 +55,10 @@ def longest_quiet(samples: np.ndarray) -> float:
 
 def heard(page: Page, runs: int) -> np.ndarray:
     wait_for(page, f"p.state === 'done' && p.log.filter(({{event}}) => event === 'end').length >= {runs}", seconds=120)
+    return result(page)
+
+
+def result(page: Page) -> np.ndarray:
     return np.frombuffer(result_of(page), "<i2").astype(np.float32) / 32768
 
 
@@ -94,7 +98,7 @@ def test_a_day_with_the_page(
     page.locator("#sentences summary").click()  # one sentence again, the other as it was
     page.get_by_role("button", name="Say sentence 2 again").click()
     page.get_by_text("said again").wait_for(timeout=60_000)
-    second = np.frombuffer(result_of(page), "<i2").astype(np.float32) / 32768
+    second = result(page)
     assert word_errors(DUE, said := read(second))[0] <= 2, said
     speech = np.flatnonzero(first)[: 24_000 // 2]
     assert np.abs(second[speech] - first[speech]).max() < 0.5 * np.abs(first).max()  # the level may have moved
