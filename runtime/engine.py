@@ -57,6 +57,7 @@ class Pipeline:
         self.settings = settings
         self._config, self._device = config, device
         self._stage0, self._stage1 = stage0, stage1
+        self._hops: HopPlan = "latency" if settings.hops == "auto" else settings.hops
         self._group_frames = settings.group_frames or GROUP_FRAMES[device.type]
         self._lock = threading.Lock()
         self._streams: set[SpeechStream] = set()
@@ -66,7 +67,7 @@ class Pipeline:
         self._worker0 = Stage0Worker(
             stage0,
             config,
-            hops=settings.hops,
+            hops=self._hops,
             max_streams=settings.max_streams,
             capacity_tokens=lambda stream: stage1.capacity_tokens(stream.speech.reference),
             hand_over=self._hand_over,
@@ -127,7 +128,7 @@ class Pipeline:
             **{f"stage 0 {name}": value for name, value in self._stage0.describe().items()},
             **self._stage1.describe(),
             "group": f"{self._group_frames} frames",
-            "hops": HOPS[self.settings.hops],
+            "hops": HOPS[self._hops],
         }
 
     def memory(self) -> str:

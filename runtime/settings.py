@@ -27,7 +27,7 @@ class EngineSettings:
     fidelity: Literal["intended", "official"] = "intended"  # official keeps the reference's oddities (spec 9)
     sampling: Literal["checkpoint", "ras", "standard"] = "checkpoint"  # what requests and checkpoint have to say
     final_attention: Literal["full", "chunked"] = "full"  # of a stream's last chunk; official is full (spec 6.2)
-    hops: Literal["latency", "throughput"] = "latency"  # where a stream is cut (chunking.py)
+    hops: Literal["auto", "latency", "throughput"] = "auto"  # where a stream is cut (chunking.py); auto is latency
     extra_hops: bool | None = (
         None  # for streams that would run dry: counted, not as they would sound alone; None: on GPU
     )
@@ -113,6 +113,6 @@ _CHOICES = {
     "flow_precision": get_args(Precision),
     "fidelity": ("intended", "official"),
     "front_end": ("auto", "torch", "onnxruntime"),
-    "hops": ("latency", "throughput"),
+    "hops": ("auto", "latency", "throughput"),
     "final_attention": ("full", "chunked"),
 }
