@@ -41,14 +41,16 @@ class Site:
         self._contexts: list[BrowserContext] = []
         self._errors: list[object] = []
 
-    def visit(self, host: str = "127.0.0.1", **context_options: Any) -> Page:
+    def visit(self, host: str = "127.0.0.1", before: str = "", **context_options: Any) -> Page:
+        """`before` is a script that runs before those of the page."""
         context = self._chromium.new_context(**context_options)
         self._contexts.append(context)
+        context.add_init_script(before)
         page = context.new_page()
         page.on("pageerror", lambda error: self._errors.append(error))
         page.goto(f"http://{host}:{self._listener.getsockname()[1]}")
         page.locator("#speak").wait_for()
-        # The page has been answered once; nobody is quick enough to give it a voice before that.
+        # The page has been answered once: it shows what it keeps for the visit.
         page.wait_for_function("document.querySelector('#visit input, #visit textarea').value")
         return page
 
