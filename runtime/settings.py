@@ -99,7 +99,7 @@ class EngineSettings:
 # solves at once, where streams are cut, and by which law tokens are drawn.
 PROFILES: dict[str, dict[str, Any]] = {
     "latency": {"max_streams": 16, "group_frames": 4096, "hops": "latency", "sampling": "ras"},
-    "throughput": {"max_streams": 64, "group_frames": 16_384, "hops": "throughput", "sampling": "ras"},
+    "throughput": {"max_streams": 64, "group_frames": 8192, "hops": "throughput", "sampling": "ras"},
     "whole": {"max_streams": 64, "group_frames": 32_768, "hops": "throughput", "sampling": "ras"},  # and no chunks
 }
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -89,7 +89,8 @@ class Stage1Worker(Worker):
 
     def work(self) -> None:
         ready = [self._ready(stream, jobs[0]) for stream, jobs in self._jobs.items() if stream.has_room]
-        group = [self._next_job(one.key) for one in next_group(ready, self._frame_limit)]
+        soon = time.monotonic() + self.hop_seconds
+        group = [self._next_job(one.key) for one in next_group(ready, self._frame_limit, soon)]
         group = [job for job in group if not job.stream.ended]
         began = time.perf_counter()
         chunks, opened = [], []
@@ -121,7 +122,8 @@ class Stage1Worker(Worker):
 
     def _ready(self, stream: SpeechStream, job: ChunkJob) -> Ready[SpeechStream]:
         prompt = len(stream.speech.reference.speech_tokens)
-        return Ready(stream, stream.due, self._stage1.frames(prompt + len(job.tokens)))
+        is_first = stream.stats.first_audio_seconds is None
+        return Ready(stream, stream.due, self._stage1.frames(prompt + len(job.tokens)), is_first)
 
     def _next_job(self, stream: SpeechStream) -> ChunkJob:
         jobs = self._jobs[stream]
