@@ -23,8 +23,10 @@ from runtime import OFFICIAL, Engine
 
 HERE = Path(__file__).parent
 STYLE = HERE / "page.css"
-_SCRIPTS = ("answers", "language", "sinks", "player", "drawings", "panel", "reference", "dropzone", "lists", "keys")
-_SCRIPTS += ("status",)
+_SCRIPTS = (
+    *("answers", "language", "sinks", "player", "drawings", "panel"),
+    *("reference", "dropzone", "lists", "keys", "status"),
+)
 
 _HEADER = """<header class="mynah-header"><h1>Mynah</h1>
 <p>Give it a few seconds of a voice and a text, and hear it speak while it is still being made.</p>

@@ -34,16 +34,15 @@ def ask_for(weight, f, inside, split, D: tl.constexpr, BK: tl.constexpr, SPLITS:
 
     Programs of further rows come for the same ones, so that only the first of them ask.
     """
-    if EARLY:
-        if tl.program_id(0) == 0:
-            line: tl.constexpr = 128 * 8 // weight.dtype.element_ty.primitive_bitwidth  # values in a line of the cache
-            lines: tl.constexpr = BK // line if BK > line else 1
-            feature = weight + tl.where(inside, f, 0)[:, None] * D
-            for start in range(split * BK, D, SPLITS * BK):
-                place = feature + (start + tl.arange(0, lines) * line)[None, :]
-                tl.inline_asm_elementwise(
-                    "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [place.to(tl.int64)], tl.int32, False, 1
-                )
+    if EARLY and tl.program_id(0) == 0:
+        line: tl.constexpr = 128 * 8 // weight.dtype.element_ty.primitive_bitwidth  # values in a line of the cache
+        lines: tl.constexpr = BK // line if line < BK else 1
+        feature = weight + tl.where(inside, f, 0)[:, None] * D
+        for start in range(split * BK, D, SPLITS * BK):
+            place = feature + (start + tl.arange(0, lines) * line)[None, :]
+            tl.inline_asm_elementwise(
+                "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [place.to(tl.int64)], tl.int32, False, 1
+            )
 
 
 @triton.jit
