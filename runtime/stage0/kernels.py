@@ -13,7 +13,7 @@ the norm that follows, and the squares of its features summed per row [parts, R]
 divides the products by the root at the end.
 
 With EARLY a kernel may start while the one before it stores its results (programmatic dependent launch): it waits for
-these before it reads anything but constants, and asks for its weights meanwhile.
+these before it reads anything but constants.
 """
 
 import triton
@@ -26,23 +26,6 @@ def begin(EARLY: tl.constexpr):
     """Waits for what the kernel before this one wrote."""
     if EARLY:
         gdc_wait()
-
-
-@triton.jit
-def ask_for(weight, f, inside, split, D: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr):
-    """Has the weights of features f fetched as far as the second cache; takes the tiles that `_product` takes.
-
-    Programs of further rows come for the same ones, so that only the first of them ask.
-    """
-    if EARLY and tl.program_id(0) == 0:
-        line: tl.constexpr = 128 * 8 // weight.dtype.element_ty.primitive_bitwidth  # values in a line of the cache
-        lines: tl.constexpr = BK // line if line < BK else 1
-        feature = weight + tl.where(inside, f, 0)[:, None] * D
-        for start in range(split * BK, D, SPLITS * BK):
-            place = feature + (start + tl.arange(0, lines) * line)[None, :]
-            tl.inline_asm_elementwise(
-                "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [place.to(tl.int64)], tl.int32, False, 1
-            )
 
 
 @triton.jit
@@ -135,8 +118,6 @@ def qkv_kernel(
     inside = low < half
     a = head * C + low
     b = a + half
-    ask_for(weight, a, inside, 0, D, BK, 1, EARLY)
-    ask_for(weight, b, inside, 0, D, BK, 1, EARLY)
     begin(EARLY)
     square = _squares(squares, rows, lines, parts, PARTS)
     at = tl.load(position + rows)
@@ -249,7 +230,6 @@ def add_projection_kernel(
     split = tl.program_id(2)
     inside = f < N
     scale = tl.load(norm + f, mask=inside, other=0).to(tl.float32)
-    ask_for(weight, f, inside, split, D, BK, SPLITS, EARLY)
     begin(EARLY)
     place = rows[:, None] * N + f[None, :]
     before = tl.load(x + place, mask=inside[None, :], other=0)
@@ -284,8 +264,6 @@ def gate_kernel(
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     f = tl.program_id(1) * F + tl.arange(0, F)
     inside = f < N
-    ask_for(gate, f, inside, 0, D, BK, 1, EARLY)
-    ask_for(up, f, inside, 0, D, BK, 1, EARLY)
     begin(EARLY)
     square = _squares(squares, rows, lines, parts, PARTS)
     opened, linear = _products(scaled, gate, up, rows, f, f, inside, inside, D, ROWS, F, BK)
@@ -305,7 +283,6 @@ def head_kernel(
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     f = tl.program_id(1) * F + tl.arange(0, F)
     inside = f < N
-    ask_for(weight, f, inside, 0, D, BK, 1, EARLY)
     begin(EARLY)
     square = _squares(squares, rows, lines, parts, PARTS)
     sums = _product(scaled, weight, rows, f, inside, 0, D, ROWS, F, BK, 1)
