@@ -11,33 +11,43 @@ tokens to samples in host memory, opening included; `whole` is one solve per sen
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.stages import GRID, SHAPES, TOKEN_RATE, random_flow
+from benchmarks.stages import SHAPES, TOKEN_RATE, random_flow
 from benchmarks.timing import given, hardware, measure_together, row, write_json
 from benchmarks.vocoder import random_hift
 from runtime.batching import Ready, next_group
+from runtime.chunking import ChunkSchedule, HopPlan
 from runtime.engine import GROUP_FRAMES
 from runtime.settings import EngineSettings
 from runtime.stage1.base import build_solver
 from runtime.stage1.decoder import Stage1
 from runtime.stage1.noise import NoiseBank
-from runtime.stage1.state import Chunk, Stage1State
-from runtime.stage1.vocoder import build_vocoder
+from runtime.stage1.state import Chunk
+from runtime.stage1.vocoder import Vocoder, build_vocoder
 from runtime.types import PreparedReference
 
 PROMPT, TOKENS, VOICES = 87, 125, 8
-FIRST = GRID + -PROMPT % GRID + 3  # tokens of a first hop, the look-ahead with them
 
 
-def build(device: torch.device, precision: Literal["float32", "bfloat16", "float16"]) -> Stage1:
-    flow = random_flow(SHAPES["released"], device, torch.float32)
-    settings, noise = EngineSettings(flow_precision=precision), NoiseBank(device)
+def build(device: torch.device, settings: EngineSettings, *, plain_vocoder: bool = False) -> Stage1:
+    """As the engine builds it, but for the weights."""
+    if device.type == "cuda":
+        torch.backends.cudnn.allow_tf32 = False
+    flow, hift, noise = random_flow(SHAPES["released"], device, torch.float32), random_hift(device), NoiseBank(device)
+    vocoder = Vocoder(hift, noise) if plain_vocoder else build_vocoder(hift, noise, settings.vocoder_graph_bytes)
     solver = build_solver(flow, settings)
-    return Stage1(flow, solver, build_vocoder(random_hift(device), noise, settings.vocoder_graph_bytes), noise)
+    return Stage1(
+        flow,
+        solver,
+        vocoder,
+        noise,
+        voice_kv_bytes=settings.voice_kv_bytes,
+        stream_kv_bytes=settings.stream_kv_bytes,
+    )
 
 
 def voices(count: int) -> list[PreparedReference]:
@@ -54,31 +64,40 @@ def voices(count: int) -> list[PreparedReference]:
 
 
 class Load:
-    """Sentences that all wait for stage 1."""
+    """Sentences that all wait for stage 1. `hops` is the plan by which those that are streamed are cut."""
 
-    def __init__(self, stage1: Stage1, streams: int, tokens: int, group_frames: int) -> None:
-        self._stage1, self._group_frames = stage1, group_frames
+    def __init__(
+        self, stage1: Stage1, streams: int, tokens: int, group_frames: int, hops: HopPlan = "throughput"
+    ) -> None:
+        self._stage1, self._group_frames, self._hops = stage1, group_frames, hops
         known = voices(VOICES)
         draw = torch.Generator().manual_seed(3)
         self._tokens = [torch.randint(6561, (tokens,), generator=draw) for _ in range(streams)]
         self._voices = [known[number % VOICES] for number in range(streams)]
 
-    def first_hops(self) -> list[Stage1State]:
-        states = [self._stage1.open(voice) for voice in self._voices]
-        self._decode([Chunk(state, tokens[:FIRST], False) for state, tokens in zip(states, self._tokens, strict=True)])
-        return states
+    def first_hops(self) -> None:
+        self._speak(hops=1)
 
     def whole(self) -> None:
-        self._rest([self._stage1.open(voice) for voice in self._voices])
+        self._speak(streaming=False)
 
     def streamed(self) -> None:
-        self._rest(self.first_hops())
+        self._speak()
 
-    def _rest(self, states: Sequence[Stage1State]) -> None:
-        self._decode([Chunk(state, tokens, True) for state, tokens in zip(states, self._tokens, strict=True)])
+    def _speak(self, *, streaming: bool = True, hops: int | None = None) -> None:
+        """All sentences, one chunk of each after the other; the first `hops` of them, if so."""
+        states = [self._stage1.open(voice) for voice in self._voices]
+        schedule = ChunkSchedule(PROMPT, hops=self._hops, streaming=streaming)
+        while hops != 0 and (cut := schedule.next(len(self._tokens[0]), finished=True)):
+            keep = schedule.hops_again and not cut.is_last
+            pairs = zip(states, self._tokens, strict=True)
+            self._decode([Chunk(state, tokens[: cut.tokens], cut.is_last, keep) for state, tokens in pairs])
+            hops = None if hops is None else hops - 1
 
     def _decode(self, chunks: list[Chunk]) -> None:
-        waiting = [Ready(chunk, float(n), 2 * (PROMPT + len(chunk.tokens))) for n, chunk in enumerate(chunks)]
+        waiting: list[Ready[Chunk]] = [
+            Ready(chunk, float(n), 2 * (PROMPT + len(chunk.tokens))) for n, chunk in enumerate(chunks)
+        ]
         while waiting:
             group = next_group(waiting, self._group_frames)
             waiting = [one for one in waiting if one not in group]
@@ -129,7 +148,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON with settings and hardware")
     options = parser.parse_args()
     device = torch.device(options.device)
-    stage1 = build(device, options.precision)
+    stage1 = build(device, EngineSettings(flow_precision=options.precision))
     options.group_frames = options.group_frames or GROUP_FRAMES[device.type]
     print(hardware(device), stage1.describe())
     rows = measure(stage1, options.streams, options.group_frames, options.repeats)

@@ -3,7 +3,7 @@
 #
 #   bash benchmarks/sweep.sh [NAME]      NAME is that of the device in the file names (default: h200)
 #
-# About twelve minutes on an H200; SECONDS_A_CELL=3 makes a smoke run of five. The machine must have nothing else to do:
+# About fourteen minutes on an H200; SECONDS_A_CELL=3 makes a smoke run of seven. The machine must have nothing else to do:
 # first audio hangs on the host as well. A benchmark that fails or runs over its minutes is told at the end, the rest go on.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -25,6 +25,7 @@ run 4 whole throughput --profile whole --clients 1 16 64 --delivery whole --seco
 run 2 overlap overlap
 run 3 decode decode $bf16
 run 2 stage1 stage1 $bf16
+run 4 ablation ablation
 run 2 vocoder vocoder
 run 2 euler-step euler_step $bf16
 run 3 flow stages $bf16 --shape released --streams 1 16 64 --peak-tflops 790

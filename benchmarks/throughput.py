@@ -5,7 +5,8 @@
 Random weights in the released shape, eight hot voices of 87 tokens, a seeded list of answers: log-normal around 5 s,
 every twentieth of 20 to 30 s, lengths forced. In the closed loop each client asks again when it has heard everything;
 in the open one requests come at random times at a given rate. An underrun is a moment at which a listener's sound ran
-out, who began to play at the first chunk (`underruns_0`) or 400 ms after it (`underruns_400`).
+out, who began to play at the first chunk (`underruns_0`) or 400 ms after it (`underruns_400`). `compiled` and
+`captured` count the kernels and graphs that were made after the engine was ready, up to the end of the row.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.late_work import counted
 from benchmarks.load import (
     Heard,
     closed_loop,
@@ -67,7 +69,7 @@ def main() -> None:
     print(hardware(device), pipeline.describe(), flush=True)
     voices = [voice(config, options.prompt, seed) for seed in range(8)]
     rows: list[dict[str, Any]] = []
-    with pipeline:
+    with pipeline, counted() as late:
         for index, each in enumerate(voices):
             listen(pipeline, speech(config, each, 125, index))
         for delivery in options.delivery:
@@ -80,13 +82,13 @@ def main() -> None:
                 began = time.perf_counter()
                 heard = closed_loop(pipeline, some, clients, options.seconds)
                 rows.append({"run": f"{delivery}, {clients} clients"} | figures(heard, time.perf_counter() - began))
-                rows[-1]["gpu_gb"] = memory_gb(device)
+                rows[-1] |= {"gpu_gb": memory_gb(device), "compiled": late.compilations, "captured": late.captures}
                 print(rows[-1], flush=True)
             for rate in options.rates:
                 began = time.perf_counter()
                 heard = open_loop(pipeline, some, rate, options.seconds)
                 rows.append({"run": f"{delivery}, {rate:g} a second"} | figures(heard, time.perf_counter() - began))
-                rows[-1]["gpu_gb"] = memory_gb(device)
+                rows[-1] |= {"gpu_gb": memory_gb(device), "compiled": late.compilations, "captured": late.captures}
                 print(rows[-1], flush=True)
         settings = in_effect(options, pipeline, load_seconds)
     if options.out:
