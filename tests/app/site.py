@@ -105,3 +105,4 @@ def field(page: Page, name: str) -> Locator:
 
 def unfold(page: Page, name: str) -> None:
     page.locator(f"#{name}-fold > button").click()
+    page.wait_for_timeout(300)  # Gradio empties a field that is written in the moment its fold opens; people are slower
