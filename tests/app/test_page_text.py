@@ -1,11 +1,12 @@
 """Text tools in the page: the text as it will be spoken, pauses, pronunciations, the word list, scripts."""
 
+import time
 from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import Page
 
-from runtime import Engine
+from runtime import Engine, SpeechPlan, SpeechRequest
 from tests.app.fake_engine import FakeEngine
 from tests.app.site import Site, field, unfold, wait_for
 
@@ -77,3 +78,24 @@ def test_a_list_or_a_script_that_cannot_be_read_is_told_with_its_line(site: Call
     wait_for(page, "p.message.includes('line 1 of the script')")
     assert "no voice is called 'Nobody'" in page.locator("#player [role=alert]").inner_text()
     assert engine.requests == []
+
+
+def test_what_changes_while_a_plan_is_made_is_in_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, site: Callable[..., Site]
+) -> None:
+    engine = FakeEngine()
+    plan, waits = engine.plan, []
+
+    def slow_plan(request: SpeechRequest) -> SpeechPlan:
+        waits.append(request.text)
+        time.sleep(0.7)
+        return plan(request)
+
+    monkeypatch.setattr(engine, "plan", slow_plan)
+    page = site(engine).visit()
+    unfold(page, "tools")
+    for text in ("A first text.", "A second text.", "A third text."):
+        field(page, "text").fill(text)
+        field(page, "text").blur()
+    page.locator("#plan").get_by_text("A third text.").wait_for(timeout=8000)
+    assert len(waits) < 4  # not one for each, when they come so fast
