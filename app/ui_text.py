@@ -1,7 +1,6 @@
 """Layout of what is to be spoken: the text with its tools, the instruction, or a recording."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import gradio as gr
 
@@ -87,6 +86,13 @@ def wire_plan(column: TextColumn, handlers: Handlers, fields: dict[str, gr.compo
     names = ("task", "transcript", "instruction", "text", "language", "speed", "normalize", "words", "script")
     inputs = [fields[name] for name in names]
     events = (column.fold.expand, column.text.blur, column.words.blur, column.script.change, column.language.change)
-    # The last change counts: one that comes while a plan is made would be left out otherwise.
-    quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "trigger_mode": "always_last"}
-    gr.on(events, handlers.plan, inputs, column.plan, api_name="plan", **quiet)
+    gr.on(
+        events,
+        handlers.plan,
+        inputs,
+        column.plan,
+        queue=False,
+        show_progress="hidden",
+        api_name="plan",
+        trigger_mode="always_last",  # a change that comes while a plan is made would be left out otherwise
+    )

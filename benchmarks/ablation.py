@@ -48,8 +48,17 @@ ARMS = {
 }
 
 
-def build_arm(arm: Arm, device: torch.device) -> Stage1:
-    return build(device, EngineSettings(**{"device": device.type, **arm.settings}), plain_vocoder=arm.plain_vocoder)
+def build_all(device: torch.device) -> dict[str, Stage1]:
+    """What the arms speak with. Those that differ in their load alone share one."""
+    built: dict[object, Stage1] = {}
+    stages = {}
+    for name, arm in ARMS.items():
+        key = (*arm.settings.items(), arm.plain_vocoder)
+        if key not in built:
+            settings = EngineSettings(**{"device": device.type, **arm.settings})
+            built[key] = build(device, settings, plain_vocoder=arm.plain_vocoder)
+        stages[name] = built[key]
+    return stages
 
 
 def ablate(
@@ -99,10 +108,9 @@ def main() -> None:
     options = parser.parse_args()
     device = torch.device(options.device)
     print(hardware(device), flush=True)
-    stages = {name: build_arm(arm, device) for name, arm in ARMS.items()}
+    stages, limit = build_all(device), GROUP_FRAMES[device.type]
     rows: list[dict[str, Any]] = []
     for streams in options.streams:
-        limit = GROUP_FRAMES[device.type]
         rows += ablate(stages, streams=streams, repeats=options.repeats, group_frames=limit, device=device)
     if options.out:
         write_json(options.out, given(options), device, rows)

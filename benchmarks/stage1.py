@@ -9,7 +9,8 @@ tokens to samples in host memory, opening included; `whole` is one solve per sen
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,34 +21,22 @@ from benchmarks.stages import SHAPES, TOKEN_RATE, random_flow
 from benchmarks.timing import given, hardware, measure_together, row, write_json
 from benchmarks.vocoder import random_hift
 from runtime.batching import Ready, next_group
-from runtime.chunking import ChunkSchedule, HopPlan
+from runtime.chunking import ChunkSchedule, Cut, HopPlan
 from runtime.engine import GROUP_FRAMES
 from runtime.settings import EngineSettings
-from runtime.stage1.base import build_solver
+from runtime.stage1.base import assemble
 from runtime.stage1.decoder import Stage1
 from runtime.stage1.noise import NoiseBank
 from runtime.stage1.state import Chunk
-from runtime.stage1.vocoder import Vocoder, build_vocoder
+from runtime.stage1.vocoder import Vocoder
 from runtime.types import PreparedReference
 
 PROMPT, TOKENS, VOICES = 87, 125, 8
 
 
 def build(device: torch.device, settings: EngineSettings, *, plain_vocoder: bool = False) -> Stage1:
-    """As the engine builds it, but for the weights."""
-    if device.type == "cuda":
-        torch.backends.cudnn.allow_tf32 = False
-    flow, hift, noise = random_flow(SHAPES["released"], device, torch.float32), random_hift(device), NoiseBank(device)
-    vocoder = Vocoder(hift, noise) if plain_vocoder else build_vocoder(hift, noise, settings.vocoder_graph_bytes)
-    solver = build_solver(flow, settings)
-    return Stage1(
-        flow,
-        solver,
-        vocoder,
-        noise,
-        voice_kv_bytes=settings.voice_kv_bytes,
-        stream_kv_bytes=settings.stream_kv_bytes,
-    )
+    flow, hift = random_flow(SHAPES["released"], device, torch.float32), random_hift(device)
+    return assemble(flow, hift, settings, Vocoder(hift, NoiseBank(device)) if plain_vocoder else None)
 
 
 def voices(count: int) -> list[PreparedReference]:
@@ -76,23 +65,26 @@ class Load:
         self._voices = [known[number % VOICES] for number in range(streams)]
 
     def first_hops(self) -> None:
-        self._speak(hops=1)
+        self._speak(islice(self._cuts(), 1))
 
     def whole(self) -> None:
-        self._speak(streaming=False)
+        self._speak(self._cuts(streaming=False))
 
     def streamed(self) -> None:
-        self._speak()
+        self._speak(self._cuts())
 
-    def _speak(self, *, streaming: bool = True, hops: int | None = None) -> None:
-        """All sentences, one chunk of each after the other; the first `hops` of them, if so."""
-        states = [self._stage1.open(voice) for voice in self._voices]
+    def _cuts(self, *, streaming: bool = True) -> Iterator[tuple[Cut, bool]]:
+        """Where every sentence is cut, and whether what is solved up to there is kept."""
         schedule = ChunkSchedule(PROMPT, hops=self._hops, streaming=streaming)
-        while hops != 0 and (cut := schedule.next(len(self._tokens[0]), finished=True)):
-            keep = schedule.hops_again and not cut.is_last
+        while cut := schedule.next(len(self._tokens[0]), finished=True):
+            yield cut, schedule.hops_again and not cut.is_last
+
+    def _speak(self, cuts: Iterable[tuple[Cut, bool]]) -> None:
+        """All sentences from their beginning, one chunk of each after the other."""
+        states = [self._stage1.open(voice) for voice in self._voices]
+        for cut, keep in cuts:
             pairs = zip(states, self._tokens, strict=True)
             self._decode([Chunk(state, tokens[: cut.tokens], cut.is_last, keep) for state, tokens in pairs])
-            hops = None if hops is None else hops - 1
 
     def _decode(self, chunks: list[Chunk]) -> None:
         waiting: list[Ready[Chunk]] = [

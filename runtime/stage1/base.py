@@ -22,7 +22,7 @@ from runtime.stage1.dit_packed import PackedSolver
 from runtime.stage1.hift import HiFT
 from runtime.stage1.noise import HARMONICS, MEL_BINS, NoiseBank
 from runtime.stage1.solver import Piece, PlainSolver, Solved
-from runtime.stage1.vocoder import build_vocoder
+from runtime.stage1.vocoder import Vocoder, build_vocoder
 
 _PROBE_TOKENS = 50
 GRAPH_FRAMES = 4096  # beyond, the GPU is busy for longer than it takes to launch the kernels
@@ -73,10 +73,19 @@ def build_stage1(checkpoint: Checkpoint, settings: EngineSettings, device: torch
     config = checkpoint.config
     check_noise_shape(config)
     flow = load_flow(config.flow, checkpoint.weights("flow"), device)
-    if device.type == "cuda":
-        torch.backends.cudnn.allow_tf32 = False  # process-wide, and on by default: the vocoder is float32 for real
     hift = HiFT(config.hift)
     load_strict(hift, "hift", checkpoint.weights("hift"))
+    return assemble(flow, hift.to(device).eval(), settings)
+
+
+def assemble(flow: Flow, hift: HiFT, settings: EngineSettings, vocoder: Vocoder | None = None) -> Stage1:
+    """Stage 1 of modules that are loaded, on one device. `vocoder` is another way to run the second of them.
+
+    Raises EngineUnavailable for settings that cannot be met.
+    """
+    device = flow.input_embedding.weight.device
+    if device.type == "cuda":
+        torch.backends.cudnn.allow_tf32 = False  # process-wide, and on by default: the vocoder is float32 for real
     noise = NoiseBank(device)
     solver = build_solver(flow, settings)
     if solver.dtype is not torch.float32:
@@ -84,7 +93,7 @@ def build_stage1(checkpoint: Checkpoint, settings: EngineSettings, device: torch
     stage1 = Stage1(
         flow,
         solver,
-        build_vocoder(hift.to(device).eval(), noise, settings.vocoder_graph_bytes),
+        vocoder or build_vocoder(hift, noise, settings.vocoder_graph_bytes),
         noise,
         final_attention=settings.final_attention,
         no_streaming=settings.no_streaming,

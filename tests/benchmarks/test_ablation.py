@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from benchmarks.ablation import ARMS, ablate
+from benchmarks import ablation
+from benchmarks.ablation import ARMS, ablate, build_all
 from runtime.settings import EngineSettings
 from tests.runtime.stage1.tiny_flow import tiny_stage1
 
@@ -24,3 +25,11 @@ def test_the_settings_of_an_arm_are_ones_that_the_engine_knows(name: str):
     arm, everything = ARMS[name], EngineSettings()
     changed = EngineSettings(**arm.settings)
     assert all(getattr(changed, key) != getattr(everything, key) for key in arm.settings)
+
+
+def test_only_arms_that_differ_in_more_than_their_load_are_built(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ablation, "build", lambda *given, **choice: (*given, *choice.items()))
+    stages = build_all(torch.device("cpu"))
+    assert list(stages) == list(ARMS)
+    assert stages["everything"] is stages["streams one by one"] is stages["growing hops"]
+    assert len({id(stage1) for stage1 in stages.values()}) == len(ARMS) - 2

@@ -9,8 +9,8 @@ import pytest
 from runtime.batching import Ready, next_group
 
 
-def keys(ready: list[Ready[str]], limit: int) -> list[str]:
-    return [one.key for one in next_group(ready, limit)]
+def keys(ready: list[Ready[str]], limit: int, soon: float = math.inf) -> list[str]:
+    return [one.key for one in next_group(ready, limit, soon)]
 
 
 def test_the_earliest_due_goes_first():
@@ -34,14 +34,14 @@ def test_a_runaway_is_solved_alone_and_keeps_nobody_from_filling_a_group():
 def test_a_first_chunk_waits_for_none_that_can_wait():
     ready = [Ready("new", 1.0, 80, is_first=True), Ready("runs out", 3.0, 400), Ready("plays", 9.0, 400)]
     ready += [Ready("newer", 2.0, 80, is_first=True)]
-    assert [one.key for one in next_group(ready, 1000, soon=4.0)] == ["new", "newer", "runs out"]
-    assert [one.key for one in next_group(ready, 1000, soon=0.0)] == ["new", "newer"]
-    assert [one.key for one in next_group(ready[1:], 1000, soon=0.0)] == ["newer"]
+    assert keys(ready, 1000, soon=4.0) == ["new", "newer", "runs out"]
+    assert keys(ready, 1000, soon=0.0) == ["new", "newer"]
+    assert keys(ready[1:], 1000, soon=0.0) == ["newer"]
 
 
 def test_beside_one_that_runs_out_first_chunks_and_others_fill_the_group():
     ready = [Ready("ran out", 1.0, 400), Ready("new", 2.0, 80, is_first=True), Ready("plays", 9.0, 400)]
-    assert [one.key for one in next_group(ready, 1000, soon=0.0)] == ["ran out", "new", "plays"]
+    assert keys(ready, 1000, soon=0.0) == ["ran out", "new", "plays"]
 
 
 def test_nothing_ready_is_an_empty_group():
