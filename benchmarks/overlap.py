@@ -17,6 +17,7 @@ import torch
 from benchmarks.load import engine_flags, random_checkpoint, settings_of, voice
 from benchmarks.timing import given, percentile, write_json
 from runtime.engine import resolve_device
+from runtime.partition import stage1_stream
 from runtime.stage0.base import Stage0, build_stage0
 from runtime.stage1.base import build_stage1
 from runtime.stage1.decoder import Stage1
@@ -27,8 +28,11 @@ from runtime.types import SamplingParams, Stage0Prompt
 class Busy:
     """Solves on a thread and a CUDA stream of its own until it is told to stop."""
 
-    def __init__(self, stage1: Stage1, references: list[Any], tokens: int, device: torch.device) -> None:
+    def __init__(
+        self, stage1: Stage1, references: list[Any], tokens: int, device: torch.device, reserved: int = 0
+    ) -> None:
         self._stage1, self._references, self._tokens, self._device = stage1, references, tokens, device
+        self._reserved = reserved
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.rounds = 0
@@ -43,7 +47,7 @@ class Busy:
         self._thread.join()
 
     def _run(self) -> None:
-        stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        stream = stage1_stream(self._device, self._reserved) if self._device.type == "cuda" else None
         with torch.inference_mode(), torch.cuda.stream(stream):
             while not self._stop.is_set():
                 states = [self._stage1.open(reference) for reference in self._references]
@@ -84,17 +88,21 @@ def main() -> None:
         prompts = [Stage0Prompt(text, one.speech_tokens, 3500, 3500) for one in (references * streams)[:streams]]
         times: dict[str, list[float]] = {"alone": [], "beside stage 1": []}
         step_times(stage0, prompts, 0.5)
-        rounds = 0
+        rounds, busy_seconds = 0, 0.0
         for arm in ("alone", "beside stage 1", "beside stage 1", "alone"):
             if arm == "alone":
                 times[arm] += step_times(stage0, prompts, options.seconds)
             else:
-                with Busy(stage1, references, options.tokens, device) as busy:
+                with Busy(stage1, references, options.tokens, device, settings.reserved_multiprocessors) as busy:
+                    began, before = time.perf_counter(), busy.rounds
                     times[arm] += step_times(stage0, prompts, options.seconds)
-                rounds += busy.rounds
+                    busy_seconds += time.perf_counter() - began
+                    rounds += busy.rounds - before
         for arm, one in times.items():
             percents = {f"step_p{p}_ms": round(percentile(one, p), 3) for p in (50, 95, 99)}
-            rows.append({"run": f"{streams} streams, {arm}", **percents, "steps": len(one), "solves": rounds})
+            rows.append({"run": f"{streams} streams, {arm}", **percents, "steps": len(one)})
+            if arm != "alone":
+                rows[-1]["solves_per_s"] = round(rounds / busy_seconds, 2)
             print(rows[-1], flush=True)
     if options.out:
         write_json(options.out, given(options) | stage0.describe() | stage1.describe(), device, rows)

@@ -42,6 +42,7 @@ class EngineSettings:
     flow_graph_bytes: int = 4 * 2**30  # what captured solves of the flow may take of a GPU; 0 captures none
     front_end: Literal["auto", "torch", "onnxruntime"] = "auto"  # encodes references; auto is torch on a GPU
     onnx_threads: int = 0  # 0 leaves it to onnxruntime
+    reserved_multiprocessors: int = 0  # of a GPU, that stage 1 leaves to stage 0
     vocoder_graph_bytes: int = 2 * 2**30  # what captured runs of the vocoder may take of a GPU; 0 captures none
     profile: Literal["none", "latency", "throughput", "whole"] = "none"  # sets what PROFILES lists
 
@@ -67,13 +68,11 @@ class EngineSettings:
                 raise EngineUnavailable(f"final_attention is chunked, but {self.no_streaming}")
         if not 0 < self.stage0_memory_share < 1:
             raise EngineUnavailable(f"stage0_memory_share is {self.stage0_memory_share}; it must be between 0 and 1")
-        for name in ("voice_kv_bytes", "stream_kv_bytes", "flow_graph_bytes"):
+        for name in _NOT_NEGATIVE:
             if given[name] is not None and given[name] < 0:
                 raise EngineUnavailable(f"{name} is {given[name]}; it must be 0 or more")
         if self.group_frames is not None and self.group_frames < 1:
             raise EngineUnavailable(f"group_frames is {self.group_frames}; it must be at least 1")
-        if self.vocoder_graph_bytes < 0:
-            raise EngineUnavailable(f"vocoder_graph_bytes is {self.vocoder_graph_bytes}; it must be 0 or more")
         if self.sentence_pause_seconds < 0:
             raise EngineUnavailable(f"sentence_pause_seconds is {self.sentence_pause_seconds}; it must be 0 or more")
 
@@ -103,6 +102,13 @@ PROFILES: dict[str, dict[str, Any]] = {
     "whole": {"max_streams": 64, "group_frames": 32_768, "hops": "throughput", "sampling": "ras"},  # and no chunks
 }
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_NOT_NEGATIVE = (
+    "voice_kv_bytes",
+    "stream_kv_bytes",
+    "flow_graph_bytes",
+    "vocoder_graph_bytes",
+    "reserved_multiprocessors",
+)
 _DEFAULTS = {one.name: one.default for one in fields(EngineSettings)}
 _CHOICES = {
     "profile": ("none", *PROFILES),

@@ -25,6 +25,7 @@ from runtime.types import SamplingParams
 DECODE = Tiling(16, Tile(16, 128, 2), Tile(16, 128, 2), Tile(32, 128), Tile(16, 128, 2, 6, 4), Tile(32, 128))
 PROMPT = Tiling(64, Tile(32, 64), Tile(32, 64), Tile(64, 64), Tile(32, 64), Tile(32, 64))
 PROMPT_ROWS = (64, 128, 192, PIECE)
+DRAW_WARPS = 16
 
 
 class Launched:
@@ -206,5 +207,5 @@ class CapturedSteps:
         draw.draw_kernel[(rows,)](
             self._lm.logits, slots, numbers, self._knobs, self._history, self._seen, self._drawn,
             self.slots, *self._early_ids, self._ids, self.positions, triton.next_power_of_2(self._ids),
-            draw.NUMBERS, draw.KNOBS, num_warps=8, **self._lm.begin,
+            draw.NUMBERS, draw.KNOBS, num_warps=DRAW_WARPS, **self._lm.begin,
         )  # fmt: skip

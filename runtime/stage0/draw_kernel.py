@@ -42,8 +42,36 @@ def _pick(weights, ids, number, SIZE: tl.constexpr):
     """The id on which a number of 32 bits falls when the weights are laid end to end. Never one without weight."""
     sums = tl.cumsum(weights.to(tl.float64), 0)
     at = number.to(tl.float64) * (1.0 / 4294967296.0) * tl.max(sums, 0)
-    there = tl.min(tl.where((sums > at) & (weights > 0), ids, SIZE), 0)
-    return tl.where(there < SIZE, there, tl.max(tl.where(weights > 0, ids, 0), 0))
+    return tl.min(tl.where((sums > at) & (weights > 0), ids, SIZE), 0)
+
+
+@triton.jit
+def _likeliest(key, counted, wanted, limit, SIZE: tl.constexpr):
+    """Which ids [SIZE] are among the `wanted` best and come before the sum of the better ones has reached `limit`.
+
+    Both hold for the ids up to some key, and that is found by halving the range of keys. Equal ones go in order of id.
+    """
+    low = -1
+    high = 0x7F800000  # of a score of -inf
+    below = wanted.to(tl.int64) * 0  # of the ids up to `low`, as in `counted`
+    upto = below + ((SIZE + 1) << 48)
+    while (high - low > 1) & ((upto >> 48) - (below >> 48) > 1):
+        middle = low + (high - low) // 2
+        sums = tl.sum(tl.where(key <= middle, counted, 0), 0)
+        count, mass = sums >> 48, (sums & 0xFFFFFFFFFFFF).to(tl.float64)
+        enough = (count >= wanted) | (mass >= limit)
+        high = tl.where(enough, middle, high)
+        upto = tl.where(enough, sums, upto)
+        low = tl.where(enough, low, middle)
+        below = tl.where(enough & ((count != wanted) | (mass >= limit)), below, sums)  # or these are just they
+    inside = key <= high
+    if (upto >> 48) - (below >> 48) > 1:
+        border = key == high
+        order = tl.cumsum(border.to(tl.int32), 0) - 1
+        each = tl.max(tl.where(border, counted & 0xFFFFFFFFFFFF, 0), 0)
+        before = (below & 0xFFFFFFFFFFFF).to(tl.float64) + order.to(tl.float64) * each.to(tl.float64)
+        inside = (key < high) | (border & ((below >> 48) + order < wanted) & (before < limit))
+    return inside
 
 
 @triton.jit
@@ -68,56 +96,34 @@ def draw_kernel(
     early = (step < tl.load(line + 3)) & (ids >= early_from) & (ids < early_to)
     scores = tl.where((scores != scores) | early, -inf, scores)
     best = tl.max(scores, 0)
+    broken = best == -inf  # told at the end
     scores = tl.where(best == inf, tl.where(scores == inf, 0.0, -inf), scores)  # an endless score takes everything
-    scores = tl.where(best == -inf, tl.where(ids < V, 0.0, -inf), scores)  # broken: told at the end
+    scores = tl.where(broken, tl.where(ids < V, 0.0, -inf), scores)
+    best = tl.where(broken | (best == inf), 0.0, best)
     penalty = tl.load(other + 2)
     if penalty != 1.0:
         said = tl.load(seen + slot * V + ids, mask=ids < V, other=0) != 0
         scores = tl.where(said, tl.where(scores > 0, scores / penalty, scores * penalty), scores)
+        best = tl.max(scores, 0)
     temperature = tl.load(other + 0)
-    scores = (scores - tl.max(scores, 0)) / tl.where(temperature == 0, 1.0, temperature)
-    top = tl.min(tl.where(scores == 0, ids, SIZE), 0)
-    token = top
-    if temperature != 0:
+    scores = (scores - best) / tl.where(temperature == 0, 1.0, temperature)
+    token = 0
+    if temperature == 0:
+        token = tl.min(tl.where(scores == 0, ids, SIZE), 0)
+    else:
         standard = tl.load(line + 7) != 0
         shares = tl.exp(scores)
         key = (-scores).to(tl.int32, bitcast=True)  # 0 is the best, larger ones are worse
         key = tl.where(scores == 0, 0, key)
-        # The top_k likeliest, equal ones in order of id.
+        # One sum tells how many and how much: a share in 48 bits of which 32 are behind the point, and above it a one.
+        counted = (shares * 4294967296.0).to(tl.int64) + (1 << 48)
         wanted = tl.minimum(tl.load(line + 4), V).to(tl.int32)
-        low = -1
-        high = 0x7F800000
-        count = tl.where(wanted == V, wanted, V + 1)
-        while (high - low > 1) & (count != wanted):
-            middle = low + (high - low) // 2
-            count = tl.sum((key <= middle).to(tl.int32), 0)
-            enough = count >= wanted
-            high = tl.where(enough, middle, high)
-            low = tl.where(enough, low, middle)
-        inside = (key <= high) & (ids < V)
-        if count != wanted:
-            border = key == high
-            free = wanted - tl.sum((inside & (key < high)).to(tl.int32), 0)
-            inside = inside & ((key < high) | (tl.cumsum(border.to(tl.int32), 0) <= free))
-        # Of these, no more once their sum has reached top_p.
-        kept = tl.where(inside, shares, 0.0)
-        limit = tl.load(other + 1) * tl.where(standard, tl.sum(kept, 0), tl.sum(shares, 0))
-        if tl.sum(kept, 0) > limit:
-            low = -1  # `high` still holds all that are left
-            while high - low > 1:
-                middle = low + (high - low) // 2
-                enough = tl.sum(tl.where(key <= middle, kept, 0.0), 0) >= limit
-                high = tl.where(enough, middle, high)
-                low = tl.where(enough, low, middle)
-                between = tl.sum((inside & (key > low) & (key <= high)).to(tl.int32), 0)
-                low = tl.where(between <= 1, high, low)
-            border = inside & (key == high)
-            inside = inside & (key <= high)
-            if tl.sum(border.to(tl.int32), 0) > 1:
-                before = tl.sum(tl.where(key < high, kept, 0.0), 0)
-                each = tl.max(tl.where(border, kept, 0.0), 0)
-                order = tl.cumsum(border.to(tl.int32), 0) - 1
-                inside = inside & ((key < high) | (before + order.to(tl.float32) * each < limit))
+        top_p = tl.load(other + 1).to(tl.float64)
+        everything = (tl.sum(counted, 0) & 0xFFFFFFFFFFFF).to(tl.float64)
+        inside = _likeliest(key, counted, wanted, tl.where(standard, inf, top_p * everything), SIZE)
+        if standard:  # top_p of what top_k left
+            left = (tl.sum(tl.where(inside, counted, 0), 0) & 0xFFFFFFFFFFFF).to(tl.float64)
+            inside = _likeliest(key, counted, wanted, top_p * left, SIZE)
         first, second = philox(tl.load(line + 8), step)
         token = _pick(tl.where(inside, shares, 0.0), ids, first, SIZE)
         # Repetition-aware: what was said too recently is struck out, and the draw repeated over everything else.
@@ -132,7 +138,7 @@ def draw_kernel(
             best_left = tl.max(rest, 0)
             if best_left > -inf:
                 token = _pick(tl.exp(rest - best_left), ids, second, SIZE)
-    tl.store(drawn + row, tl.where(best == -inf, -1, token).to(tl.int64))
+    tl.store(drawn + row, tl.where(broken, -1, token).to(tl.int64))
     if slot != spare:
         tl.store(line + 0, token.to(tl.int64))
         tl.store(line + 1, tl.minimum(tl.load(line + 1) + 1, P - 1))

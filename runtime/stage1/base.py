@@ -14,6 +14,7 @@ from torch import Tensor
 from runtime.checkpoint import Checkpoint, load_strict
 from runtime.config import FlowConfig, ModelConfig
 from runtime.errors import CheckpointError, EngineUnavailable
+from runtime.partition import stage1_stream
 from runtime.settings import EngineSettings
 from runtime.stage1.conditioning import Flow
 from runtime.stage1.decoder import Stage1
@@ -75,7 +76,15 @@ def build_stage1(checkpoint: Checkpoint, settings: EngineSettings, device: torch
     flow = load_flow(config.flow, checkpoint.weights("flow"), device)
     hift = HiFT(config.hift)
     load_strict(hift, "hift", checkpoint.weights("hift"))
-    return assemble(flow, hift.to(device).eval(), settings)
+    hift.to(device).eval()
+    if device.type == "cpu":
+        return assemble(flow, hift, settings)
+    stream = stage1_stream(device, settings.reserved_multiprocessors)
+    torch.cuda.synchronize(device)  # the weights are there
+    with torch.cuda.stream(stream):  # graphs keep to the multiprocessors of the stream that they are captured on
+        stage1 = assemble(flow, hift, settings)
+    torch.cuda.synchronize(device)
+    return stage1
 
 
 def assemble(flow: Flow, hift: HiFT, settings: EngineSettings, vocoder: Vocoder | None = None) -> Stage1:

@@ -40,7 +40,10 @@ class CudaCapture:
 
     def _begin(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._side = torch.cuda.Stream(self._device)  # one for all: memory of a pool is reused within a stream only
+        # One for all: memory of a pool is reused within a stream only.
+        current = torch.cuda.current_stream(self._device)
+        on_default = current == torch.cuda.default_stream(self._device)  # which cannot be captured on
+        self._side = torch.cuda.Stream(self._device) if on_default else current
 
     def __call__(self, run: Run) -> Captured:
         """Runs twice to warm up (kernels are compiled, libraries take their workspaces), then records."""
