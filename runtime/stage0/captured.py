@@ -203,7 +203,7 @@ class CapturedSteps:
         slots, numbers = self._slot_table, self._numbers
         here = Rows(numbers[0, draw.TOKEN :], numbers[0, draw.POSITION :], slots, draw.NUMBERS, slots)
         self._lm.forward(here, rows, self._decode)
-        self._lm.score(rows, self._decode)
+        self._lm.score(slots, rows, self._decode)
         draw.draw_kernel[(rows,)](
             self._lm.logits, slots, numbers, self._knobs, self._history, self._seen, self._drawn,
             self.slots, *self._early_ids, self._ids, self.positions, triton.next_power_of_2(self._ids),

@@ -13,7 +13,7 @@ the norm that follows, and the squares of its features summed per row [parts, R]
 divides the products by the root at the end.
 
 With EARLY a kernel may start while the one before it stores its results (programmatic dependent launch): it waits for
-these before it reads anything but constants.
+these before it reads anything but constants and `slots`, which say who each row is; rows of the slot `spare` are filler.
 """
 
 import triton
@@ -63,14 +63,17 @@ def embed_kernel(
 
 @triton.jit
 def _product(
-    x, weight, rows, f, inside, split, D: tl.constexpr, ROWS: tl.constexpr, F: tl.constexpr, BK: tl.constexpr,
+    x, weight, rows, alive, f, inside, split, D: tl.constexpr, ROWS: tl.constexpr, F: tl.constexpr, BK: tl.constexpr,
     SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Features f of x [R, D] times the weight [N, D]: [ROWS, F], float32; of the tiles split, split + SPLITS, ..."""
+    """Features f of x [R, D] times the weight [N, D]: [ROWS, F], float32; of the tiles split, split + SPLITS, ...
+
+    Rows that are not alive count as zeros and cost no memory traffic.
+    """
     sums = tl.zeros([ROWS, F], tl.float32)
     for start in range(split * BK, D, SPLITS * BK):
         k = start + tl.arange(0, BK)
-        tile = tl.load(x + rows[:, None] * D + k[None, :])
+        tile = tl.load(x + rows[:, None] * D + k[None, :], mask=alive[:, None], other=0)
         part = tl.load(weight + f[None, :] * D + k[:, None], mask=inside[None, :], other=0)
         sums = tl.dot(tile, part, sums, input_precision="ieee")
     return sums
@@ -78,14 +81,15 @@ def _product(
 
 @triton.jit
 def _products(
-    x, first, second, rows, a, b, in_a, in_b, D: tl.constexpr, ROWS: tl.constexpr, F: tl.constexpr, BK: tl.constexpr
-):
+    x, first, second, rows, alive, a, b, in_a, in_b,
+    D: tl.constexpr, ROWS: tl.constexpr, F: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
     """Features a of the first weight and b of the second, in one pass over x."""
     sums_a = tl.zeros([ROWS, F], tl.float32)
     sums_b = tl.zeros([ROWS, F], tl.float32)
     for start in range(0, D, BK):
         k = start + tl.arange(0, BK)
-        tile = tl.load(x + rows[:, None] * D + k[None, :])
+        tile = tl.load(x + rows[:, None] * D + k[None, :], mask=alive[:, None], other=0)
         part_a = tl.load(first + a[None, :] * D + k[:, None], mask=in_a[None, :], other=0)
         part_b = tl.load(second + b[None, :] * D + k[:, None], mask=in_b[None, :], other=0)
         sums_a = tl.dot(tile, part_a, sums_a, input_precision="ieee")
@@ -102,7 +106,7 @@ def _squares(squares, rows, lines, parts, PARTS: tl.constexpr):
 
 @triton.jit
 def qkv_kernel(
-    scaled, squares, weight, bias, cosine, sine, slots, position, q, keys, values, eps, parts, lines,
+    scaled, squares, weight, bias, cosine, sine, slots, spare, position, q, keys, values, eps, parts, lines,
     D: tl.constexpr, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, P: tl.constexpr, PARTS: tl.constexpr,
     ROWS: tl.constexpr, F: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -118,17 +122,17 @@ def qkv_kernel(
     inside = low < half
     a = head * C + low
     b = a + half
+    slot = tl.load(slots + rows).to(tl.int64)
     begin(EARLY)
     square = _squares(squares, rows, lines, parts, PARTS)
     at = tl.load(position + rows)
-    slot = tl.load(slots + rows).to(tl.int64)
     angle = at[:, None] * half + low[None, :]
     turn = inside[None, :] & (head < H + K)
     cos = tl.load(cosine + angle, mask=turn, other=1.0)
     sin = tl.load(sine + angle, mask=turn, other=0.0)
     bias_a = tl.load(bias + a, mask=inside, other=0).to(tl.float32)
     bias_b = tl.load(bias + b, mask=inside, other=0).to(tl.float32)
-    first, second = _products(scaled, weight, weight, rows, a, b, inside, inside, D, ROWS, F, BK)
+    first, second = _products(scaled, weight, weight, rows, slot != spare, a, b, inside, inside, D, ROWS, F, BK)
     nearly_done(EARLY)
     factor = 1 / tl.sqrt(tl.sum(square, 1) / D + eps)
     first = first * factor[:, None] + bias_a[None, :]
@@ -218,7 +222,7 @@ def attention_kernel(
 
 @triton.jit
 def add_projection_kernel(
-    y, weight, norm, x, scaled, squares, parts, arrived, lines, N: tl.constexpr, D: tl.constexpr,
+    y, weight, norm, slots, spare, x, scaled, squares, parts, arrived, lines, N: tl.constexpr, D: tl.constexpr,
     SPLITS: tl.constexpr, ROWS: tl.constexpr, F: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The residual stream x [R, N] += y [R, D] times the weight [N, D].
@@ -230,10 +234,11 @@ def add_projection_kernel(
     split = tl.program_id(2)
     inside = f < N
     scale = tl.load(norm + f, mask=inside, other=0).to(tl.float32)
+    alive = tl.load(slots + rows) != spare
     begin(EARLY)
     place = rows[:, None] * N + f[None, :]
     before = tl.load(x + place, mask=inside[None, :], other=0)
-    sums = _product(y, weight, rows, f, inside, split, D, ROWS, F, BK, SPLITS)
+    sums = _product(y, weight, rows, alive, f, inside, split, D, ROWS, F, BK, SPLITS)
     nearly_done(EARLY)
     is_last = True
     if SPLITS > 1:
@@ -257,16 +262,17 @@ def add_projection_kernel(
 
 @triton.jit
 def gate_kernel(
-    scaled, squares, gate, up, h, eps, parts, lines, N: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
+    scaled, squares, gate, up, slots, spare, h, eps, parts, lines, N: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
     ROWS: tl.constexpr, F: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """h [R, N] = silu(gate) * up of the rows after RMSNorm."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     f = tl.program_id(1) * F + tl.arange(0, F)
     inside = f < N
+    alive = tl.load(slots + rows) != spare
     begin(EARLY)
     square = _squares(squares, rows, lines, parts, PARTS)
-    opened, linear = _products(scaled, gate, up, rows, f, f, inside, inside, D, ROWS, F, BK)
+    opened, linear = _products(scaled, gate, up, rows, alive, f, f, inside, inside, D, ROWS, F, BK)
     nearly_done(EARLY)
     factor = 1 / tl.sqrt(tl.sum(square, 1) / D + eps)
     opened, linear = opened * factor[:, None], linear * factor[:, None]
@@ -276,16 +282,17 @@ def gate_kernel(
 
 @triton.jit
 def head_kernel(
-    scaled, squares, weight, logits, eps, parts, lines, N: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
+    scaled, squares, weight, slots, spare, logits, eps, parts, lines, N: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
     ROWS: tl.constexpr, F: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """logits [R, N], float32, of the rows after the last RMSNorm."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     f = tl.program_id(1) * F + tl.arange(0, F)
     inside = f < N
+    alive = tl.load(slots + rows) != spare
     begin(EARLY)
     square = _squares(squares, rows, lines, parts, PARTS)
-    sums = _product(scaled, weight, rows, f, inside, 0, D, ROWS, F, BK, 1)
+    sums = _product(scaled, weight, rows, alive, f, inside, 0, D, ROWS, F, BK, 1)
     nearly_done(EARLY)
     factor = 1 / tl.sqrt(tl.sum(square, 1) / D + eps)
     tl.store(logits + rows[:, None] * N + f[None, :], sums * factor[:, None], mask=inside[None, :])
