@@ -27,7 +27,6 @@ class Tile:
     warps: int = 4
     stages: int = 4
     splits: int = 1  # programs that share the inputs
-    held: bool = False  # load all weights of a program before the kernel ahead has ended, in half precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +133,8 @@ class KernelLM:
                 **self.begin,
             )  # fmt: skip
             kernels.add_projection_kernel[(blocks, after_out, tiling.out.splits)](
-                mixed, layer.out, layer.second_norm, at.slots, spare, x, scaled, squares, self._partial,
-                self._arrived, lines, width, heads * dim, tiling.out.splits,
-                **self._cut(tiling, tiling.out, heads * dim),
+                mixed, layer.out, layer.second_norm, at.slots, spare, x, scaled, squares, self._partial, self._arrived, lines, width,
+                heads * dim, tiling.out.splits, **self._cut(tiling, tiling.out, heads * dim),
             )  # fmt: skip
             kernels.gate_kernel[(blocks, triton.cdiv(inner, tiling.gate.features))](
                 scaled, squares, layer.gate, layer.up, at.slots, spare, h, eps, after_out, lines, inner, width,
@@ -162,12 +160,10 @@ class KernelLM:
         width = tile.inputs // self._wide
         while inputs % width:
             width //= 2
-        held = tile.held and self._wide == 1
         return self.begin | {
             "ROWS": tiling.rows,
             "F": tile.features,
             "BK": width,
-            "HELD": triton.next_power_of_2(triton.cdiv(inputs, tile.splits)) if held else 0,
             "num_warps": tile.warps,
             "num_stages": tile.stages,
         }

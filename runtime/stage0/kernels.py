@@ -13,7 +13,7 @@ the norm that follows, and the squares of its features summed per row [parts, R]
 divides the products by the root at the end.
 
 With EARLY a kernel may start while the one before it stores its results (programmatic dependent launch): it waits for
-these before it reads anything but constants and `slots`, which say whose each row is; rows of slot `spare` are filler.
+these before it reads anything but constants and `slots`, which say who each row is; rows of the slot `spare` are filler.
 """
 
 import triton
@@ -98,20 +98,6 @@ def _products(
 
 
 @triton.jit
-def _held(weight, f, inside, split, D: tl.constexpr, K: tl.constexpr):
-    """The weights [K, F] of features f and the inputs from split K on: no result is needed to load them."""
-    k = split * K + tl.arange(0, K)
-    return tl.load(weight + f[None, :] * D + k[:, None], mask=inside[None, :] & (k < D)[:, None], other=0)
-
-
-@triton.jit
-def _inputs(x, rows, alive, split, D: tl.constexpr, K: tl.constexpr):
-    """The inputs [R, K] that belong to `_held`."""
-    k = split * K + tl.arange(0, K)
-    return tl.load(x + rows[:, None] * D + k[None, :], mask=alive[:, None] & (k < D)[None, :], other=0)
-
-
-@triton.jit
 def _squares(squares, rows, lines, parts, PARTS: tl.constexpr):
     """Sums of squares of rows by parts, [ROWS, PARTS]; asked for before the products, needed behind them."""
     part = tl.arange(0, PARTS)
@@ -122,7 +108,7 @@ def _squares(squares, rows, lines, parts, PARTS: tl.constexpr):
 def qkv_kernel(
     scaled, squares, weight, bias, cosine, sine, slots, spare, position, q, keys, values, eps, parts, lines,
     D: tl.constexpr, H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, P: tl.constexpr, PARTS: tl.constexpr,
-    ROWS: tl.constexpr, F: tl.constexpr, BK: tl.constexpr, HELD: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, F: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Norm, projections and rotary embedding: queries to q [R, H, C], keys and values into their slots [S, K, P, C].
 
@@ -137,9 +123,6 @@ def qkv_kernel(
     a = head * C + low
     b = a + half
     slot = tl.load(slots + rows).to(tl.int64)
-    if HELD > 0:
-        held_a = _held(weight, a, inside, 0, D, HELD)
-        held_b = _held(weight, b, inside, 0, D, HELD)
     begin(EARLY)
     square = _squares(squares, rows, lines, parts, PARTS)
     at = tl.load(position + rows)
@@ -149,12 +132,7 @@ def qkv_kernel(
     sin = tl.load(sine + angle, mask=turn, other=0.0)
     bias_a = tl.load(bias + a, mask=inside, other=0).to(tl.float32)
     bias_b = tl.load(bias + b, mask=inside, other=0).to(tl.float32)
-    if HELD > 0:
-        told = _inputs(scaled, rows, slot != spare, 0, D, HELD)
-        first = tl.dot(told, held_a, input_precision="ieee")
-        second = tl.dot(told, held_b, input_precision="ieee")
-    else:
-        first, second = _products(scaled, weight, weight, rows, slot != spare, a, b, inside, inside, D, ROWS, F, BK)
+    first, second = _products(scaled, weight, weight, rows, slot != spare, a, b, inside, inside, D, ROWS, F, BK)
     nearly_done(EARLY)
     factor = 1 / tl.sqrt(tl.sum(square, 1) / D + eps)
     first = first * factor[:, None] + bias_a[None, :]
@@ -245,8 +223,7 @@ def attention_kernel(
 @triton.jit
 def add_projection_kernel(
     y, weight, norm, slots, spare, x, scaled, squares, parts, arrived, lines, N: tl.constexpr, D: tl.constexpr,
-    SPLITS: tl.constexpr, ROWS: tl.constexpr, F: tl.constexpr, BK: tl.constexpr, HELD: tl.constexpr,
-    EARLY: tl.constexpr,
+    SPLITS: tl.constexpr, ROWS: tl.constexpr, F: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The residual stream x [R, N] += y [R, D] times the weight [N, D].
 
@@ -258,15 +235,10 @@ def add_projection_kernel(
     inside = f < N
     scale = tl.load(norm + f, mask=inside, other=0).to(tl.float32)
     alive = tl.load(slots + rows) != spare
-    if HELD > 0:
-        held = _held(weight, f, inside, split, D, HELD)
     begin(EARLY)
     place = rows[:, None] * N + f[None, :]
     before = tl.load(x + place, mask=inside[None, :], other=0)
-    if HELD > 0:
-        sums = tl.dot(_inputs(y, rows, alive, split, D, HELD), held, input_precision="ieee")
-    else:
-        sums = _product(y, weight, rows, alive, f, inside, split, D, ROWS, F, BK, SPLITS)
+    sums = _product(y, weight, rows, alive, f, inside, split, D, ROWS, F, BK, SPLITS)
     nearly_done(EARLY)
     is_last = True
     if SPLITS > 1:
@@ -290,26 +262,17 @@ def add_projection_kernel(
 
 @triton.jit
 def gate_kernel(
-    scaled, squares, gate, up, slots, spare, h, eps, parts, lines,
-    N: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
-    ROWS: tl.constexpr, F: tl.constexpr, BK: tl.constexpr, HELD: tl.constexpr, EARLY: tl.constexpr,
+    scaled, squares, gate, up, slots, spare, h, eps, parts, lines, N: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
+    ROWS: tl.constexpr, F: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """h [R, N] = silu(gate) * up of the rows after RMSNorm."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     f = tl.program_id(1) * F + tl.arange(0, F)
     inside = f < N
     alive = tl.load(slots + rows) != spare
-    if HELD > 0:
-        held_gate = _held(gate, f, inside, 0, D, HELD)
-        held_up = _held(up, f, inside, 0, D, HELD)
     begin(EARLY)
     square = _squares(squares, rows, lines, parts, PARTS)
-    if HELD > 0:
-        told = _inputs(scaled, rows, alive, 0, D, HELD)
-        opened = tl.dot(told, held_gate, input_precision="ieee")
-        linear = tl.dot(told, held_up, input_precision="ieee")
-    else:
-        opened, linear = _products(scaled, gate, up, rows, alive, f, f, inside, inside, D, ROWS, F, BK)
+    opened, linear = _products(scaled, gate, up, rows, alive, f, f, inside, inside, D, ROWS, F, BK)
     nearly_done(EARLY)
     factor = 1 / tl.sqrt(tl.sum(square, 1) / D + eps)
     opened, linear = opened * factor[:, None], linear * factor[:, None]
@@ -319,23 +282,17 @@ def gate_kernel(
 
 @triton.jit
 def head_kernel(
-    scaled, squares, weight, slots, spare, logits, eps, parts, lines,
-    N: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
-    ROWS: tl.constexpr, F: tl.constexpr, BK: tl.constexpr, HELD: tl.constexpr, EARLY: tl.constexpr,
+    scaled, squares, weight, slots, spare, logits, eps, parts, lines, N: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
+    ROWS: tl.constexpr, F: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """logits [R, N], float32, of the rows after the last RMSNorm."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     f = tl.program_id(1) * F + tl.arange(0, F)
     inside = f < N
     alive = tl.load(slots + rows) != spare
-    if HELD > 0:
-        held = _held(weight, f, inside, 0, D, HELD)
     begin(EARLY)
     square = _squares(squares, rows, lines, parts, PARTS)
-    if HELD > 0:
-        sums = tl.dot(_inputs(scaled, rows, alive, 0, D, HELD), held, input_precision="ieee")
-    else:
-        sums = _product(scaled, weight, rows, alive, f, inside, 0, D, ROWS, F, BK, 1)
+    sums = _product(scaled, weight, rows, alive, f, inside, 0, D, ROWS, F, BK, 1)
     nearly_done(EARLY)
     factor = 1 / tl.sqrt(tl.sum(square, 1) / D + eps)
     tl.store(logits + rows[:, None] * N + f[None, :], sums * factor[:, None], mask=inside[None, :])
