@@ -22,7 +22,9 @@ from runtime.stage0.slot_engine import PIECE, early_ids
 from runtime.types import SamplingParams
 
 # Measured on an H200. A program of a step has 16 rows whatever their number, one of a prompt 64.
-DECODE = Tiling(16, Tile(16, 128, 2), Tile(16, 128, 2), Tile(32, 128), Tile(16, 128, 2, 6, 4), Tile(32, 128))
+DECODE = Tiling(
+    16, Tile(16, 128, 2), Tile(16, 128, 2, splits=4), Tile(32, 128, 2), Tile(16, 128, 2, 6, splits=4), Tile(32, 128)
+)
 PROMPT = Tiling(64, Tile(32, 64), Tile(32, 64), Tile(64, 64), Tile(32, 64), Tile(32, 64))
 PROMPT_ROWS = (64, 128, 192, PIECE)
 DRAW_WARPS = 16

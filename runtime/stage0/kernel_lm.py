@@ -133,8 +133,9 @@ class KernelLM:
                 **self.begin,
             )  # fmt: skip
             kernels.add_projection_kernel[(blocks, after_out, tiling.out.splits)](
-                mixed, layer.out, layer.second_norm, at.slots, spare, x, scaled, squares, self._partial, self._arrived, lines, width,
-                heads * dim, tiling.out.splits, **self._cut(tiling, tiling.out, heads * dim),
+                mixed, layer.out, layer.second_norm, at.slots, spare, x, scaled, squares, self._partial,
+                self._arrived, lines, width, heads * dim, tiling.out.splits,
+                **self._cut(tiling, tiling.out, heads * dim),
             )  # fmt: skip
             kernels.gate_kernel[(blocks, triton.cdiv(inner, tiling.gate.features))](
                 scaled, squares, layer.gate, layer.up, at.slots, spare, h, eps, after_out, lines, inner, width,

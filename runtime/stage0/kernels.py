@@ -13,7 +13,7 @@ the norm that follows, and the squares of its features summed per row [parts, R]
 divides the products by the root at the end.
 
 With EARLY a kernel may start while the one before it stores its results (programmatic dependent launch): it waits for
-these before it reads anything but constants and `slots`, which say who each row is; rows of the slot `spare` are filler.
+these before it reads anything but constants and `slots`, which say whose each row is; rows of slot `spare` are filler.
 """
 
 import triton
@@ -262,7 +262,8 @@ def add_projection_kernel(
 
 @triton.jit
 def gate_kernel(
-    scaled, squares, gate, up, slots, spare, h, eps, parts, lines, N: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
+    scaled, squares, gate, up, slots, spare, h, eps, parts, lines,
+    N: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
     ROWS: tl.constexpr, F: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """h [R, N] = silu(gate) * up of the rows after RMSNorm."""
@@ -282,7 +283,8 @@ def gate_kernel(
 
 @triton.jit
 def head_kernel(
-    scaled, squares, weight, slots, spare, logits, eps, parts, lines, N: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
+    scaled, squares, weight, slots, spare, logits, eps, parts, lines,
+    N: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
     ROWS: tl.constexpr, F: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """logits [R, N], float32, of the rows after the last RMSNorm."""

@@ -110,14 +110,17 @@ def turn_and_keep(
     offset: int,
     twin_stride: int,
 ) -> None:
-    """Turns channel pairs of head 0 of queries and keys [2, T, 3 W] in place (spec 9.1), then copies what is kept.
+    """Turns channel pairs of head 0 of queries and keys [2, T, 3 W] in place (spec 9.1), and copies what is kept.
 
     cos, sin [frames, K / 2] by absolute frame, which `positions` holds. keeps: place of a frame's keys and values
     [2 W], the first twin's at element `offset`, the other's `twin_stride` further.
     """
     twins, frames, width = qkv.shape
     unit = 16 // qkv.element_size()
-    _turn_and_keep[(triton.cdiv(frames, _TURN_FRAMES), twins)](
+    width //= 3
+    columns = min(1024, triton.next_power_of_2(2 * width))
+    parts = 1 + triton.cdiv(2 * width - 2 * cos.shape[-1], columns)
+    _turn_and_keep[(triton.cdiv(frames, _TURN_FRAMES), twins, parts)](
         qkv,
         cos,
         sin,
@@ -127,11 +130,11 @@ def turn_and_keep(
         frames,
         offset // unit,
         twin_stride,
-        WIDTH=width // 3,
+        WIDTH=width,
         UNIT=unit,
         PAIRS=cos.shape[-1],
         FRAMES=_TURN_FRAMES,
-        COLUMNS=min(512, 2 * triton.next_power_of_2(width // 3)),
+        COLUMNS=columns,
         num_warps=4,
     )
 
@@ -238,29 +241,33 @@ def _turn_and_keep(
     FRAMES: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    twin = tl.program_id(1)
+    twin, part = tl.program_id(1), tl.program_id(2)
     t = tl.program_id(0) * FRAMES + tl.arange(0, FRAMES)
     real = t < frames
-    pair = tl.arange(0, PAIRS)
-    position = tl.load(positions + t, mask=real, other=0)
-    angle = position[:, None] * PAIRS + pair[None, :]
-    c, s = tl.load(cos + angle), tl.load(sin + angle)
-    row = qkv + (twin.to(tl.int64) * frames + t)[:, None] * (3 * WIDTH)
-    for part in tl.static_range(2):
-        place = row + part * WIDTH + 2 * pair[None, :]
-        even = tl.load(place, mask=real[:, None], other=0.0).to(tl.float32)
-        odd = tl.load(place + 1, mask=real[:, None], other=0.0).to(tl.float32)
-        tl.store(place, (even * c - odd * s).to(qkv.dtype.element_ty), mask=real[:, None])
-        tl.store(place + 1, (odd * c + even * s).to(qkv.dtype.element_ty), mask=real[:, None])
     keep = tl.load(keeps + t, mask=real, other=0)
-    if tl.max((keep != 0).to(tl.int32), axis=0) != 0:  # a place may lie before the anchor
-        tl.debug_barrier()  # the turned keys are read back by other threads of this program
-        kept = anchor + (keep * UNIT)[:, None] + offset * UNIT + twin * twin_stride
-        for start in range(0, 2 * WIDTH, COLUMNS):
-            column = start + tl.arange(0, COLUMNS)
-            mine = (keep != 0)[:, None] & (column < 2 * WIDTH)[None, :]
-            value = tl.load(row + WIDTH + column[None, :], mask=mine, other=0.0)
-            tl.store(kept + column[None, :], value, mask=mine)
+    kept_here = keep != 0  # a place may lie before the anchor
+    kept = anchor + (keep * UNIT)[:, None] + offset * UNIT + twin * twin_stride
+    row = qkv + (twin.to(tl.int64) * frames + t)[:, None] * (3 * WIDTH)
+    if part == 0:  # what turns, and of the keys is kept as it was turned
+        pair = tl.arange(0, PAIRS)
+        position = tl.load(positions + t, mask=real, other=0)
+        angle = position[:, None] * PAIRS + pair[None, :]
+        c, s = tl.load(cos + angle), tl.load(sin + angle)
+        for side in tl.static_range(2):
+            place = row + side * WIDTH + 2 * pair[None, :]
+            even = tl.load(place, mask=real[:, None], other=0.0).to(tl.float32)
+            odd = tl.load(place + 1, mask=real[:, None], other=0.0).to(tl.float32)
+            turned_even = (even * c - odd * s).to(qkv.dtype.element_ty)
+            turned_odd = (odd * c + even * s).to(qkv.dtype.element_ty)
+            tl.store(place, turned_even, mask=real[:, None])
+            tl.store(place + 1, turned_odd, mask=real[:, None])
+            if side == 1:
+                tl.store(kept + 2 * pair[None, :], turned_even, mask=kept_here[:, None])
+                tl.store(kept + 2 * pair[None, :] + 1, turned_odd, mask=kept_here[:, None])
+    elif tl.max(kept_here.to(tl.int32), axis=0) != 0:  # the rest of keys and values
+        column = 2 * PAIRS + (part - 1) * COLUMNS + tl.arange(0, COLUMNS)
+        mine = kept_here[:, None] & (column < 2 * WIDTH)[None, :]
+        tl.store(kept + column[None, :], tl.load(row + WIDTH + column[None, :], mask=mine, other=0.0), mask=mine)
 
 
 @triton.jit(do_not_specialize=["elements"])
