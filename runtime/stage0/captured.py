@@ -27,7 +27,7 @@ DECODE = Tiling(
 )
 PROMPT = Tiling(64, Tile(32, 64), Tile(32, 64), Tile(64, 64), Tile(32, 64), Tile(32, 64))
 PROMPT_ROWS = (64, 128, 192, PIECE)
-DRAW_WARPS = 16
+DRAW_WARPS = 8
 
 
 class Launched:

@@ -53,10 +53,17 @@ def _likeliest(key, counted, wanted, limit, SIZE: tl.constexpr):
     """
     low = -1
     high = 0x7F800000  # of a score of -inf
-    below = wanted.to(tl.int64) * 0  # of the ids up to `low`, as in `counted`
+    below = wanted * 0  # of the ids up to `low`, as in `counted`
     upto = below + ((SIZE + 1) << 48)
+    middle = 0x41B20000  # of -22.25; further down no share has a bit within its 32
+    turn = 0
     while (high - low > 1) & ((upto >> 48) - (below >> 48) > 1):
-        middle = low + (high - low) // 2
+        if turn > 0:
+            middle = low + (high - low) // 2
+            if turn < 12:  # half of the scores' range, not of all their exponents
+                mean = (tl.maximum(low, 0).to(tl.float32, bitcast=True) + high.to(tl.float32, bitcast=True)) * 0.5
+                middle = tl.minimum(tl.maximum(mean.to(tl.int32, bitcast=True), low + 1), high - 1)
+        turn += 1
         sums = tl.sum(tl.where(key <= middle, counted, 0), 0)
         count, mass = sums >> 48, (sums & 0xFFFFFFFFFFFF).to(tl.float64)
         enough = (count >= wanted) | (mass >= limit)
@@ -85,55 +92,51 @@ def draw_kernel(
     Ids early_from..early_to cannot come before min_tokens. `history` [S, P] int32 and `seen` [S, V] uint8 keep what a
     slot has said. Rows of the slot `spare` are filler and leave no trace.
     """
-    begin(EARLY)
     row = tl.program_id(0)
     slot = tl.load(slots + row).to(tl.int64)
     line, other = numbers + slot * COLUMNS, knobs + slot * OTHERS
-    step = tl.load(line + 2)
+    step, penalty, temperature = tl.load(line + 2), tl.load(other + 2), tl.load(other + 0)
+    wanted, window, allowed = tl.minimum(tl.load(line + 4), V), tl.minimum(tl.load(line + 5), step), tl.load(line + 6)
+    standard, top_p = tl.load(line + 7) != 0, tl.load(other + 1).to(tl.float64)
+    first, second = philox(tl.load(line + 8), step)
     ids = tl.arange(0, SIZE)
     inf = float("inf")
-    scores = tl.load(logits + row * V + ids, mask=ids < V, other=-inf)
     early = (step < tl.load(line + 3)) & (ids >= early_from) & (ids < early_to)
+    begin(EARLY)  # the tables are of the step before, which has ended; only the scores are new
+    scores = tl.load(logits + row * V + ids, mask=ids < V, other=-inf)
     scores = tl.where((scores != scores) | early, -inf, scores)
     best = tl.max(scores, 0)
     broken = best == -inf  # told at the end
     scores = tl.where(best == inf, tl.where(scores == inf, 0.0, -inf), scores)  # an endless score takes everything
     scores = tl.where(broken, tl.where(ids < V, 0.0, -inf), scores)
     best = tl.where(broken | (best == inf), 0.0, best)
-    penalty = tl.load(other + 2)
     if penalty != 1.0:
         said = tl.load(seen + slot * V + ids, mask=ids < V, other=0) != 0
         scores = tl.where(said, tl.where(scores > 0, scores / penalty, scores * penalty), scores)
         best = tl.max(scores, 0)
-    temperature = tl.load(other + 0)
     scores = (scores - best) / tl.where(temperature == 0, 1.0, temperature)
     token = 0
     if temperature == 0:
         token = tl.min(tl.where(scores == 0, ids, SIZE), 0)
     else:
-        standard = tl.load(line + 7) != 0
         shares = tl.exp(scores)
         key = (-scores).to(tl.int32, bitcast=True)  # 0 is the best, larger ones are worse
         key = tl.where(scores == 0, 0, key)
         # One sum tells how many and how much: a share in 48 bits of which 32 are behind the point, and above it a one.
         counted = (shares * 4294967296.0).to(tl.int64) + (1 << 48)
-        wanted = tl.minimum(tl.load(line + 4), V).to(tl.int32)
-        top_p = tl.load(other + 1).to(tl.float64)
         everything = (tl.sum(counted, 0) & 0xFFFFFFFFFFFF).to(tl.float64)
         inside = _likeliest(key, counted, wanted, tl.where(standard, inf, top_p * everything), SIZE)
         if standard:  # top_p of what top_k left
             left = (tl.sum(tl.where(inside, counted, 0), 0) & 0xFFFFFFFFFFFF).to(tl.float64)
             inside = _likeliest(key, counted, wanted, top_p * left, SIZE)
-        first, second = philox(tl.load(line + 8), step)
         token = _pick(tl.where(inside, shares, 0.0), ids, first, SIZE)
         # Repetition-aware: what was said too recently is struck out, and the draw repeated over everything else.
-        window = tl.minimum(tl.load(line + 5), step)
         repeats = 0
         for start in range(0, window, 64):
             back = start + tl.arange(0, 64)
             recent = tl.load(history + slot * P + step - 1 - back, mask=back < window, other=-1)
             repeats += tl.sum((recent == token).to(tl.int32), 0)
-        if (repeats >= tl.load(line + 6)) & ~standard:
+        if (repeats >= allowed) & ~standard:
             rest = tl.where(ids == token, -inf, scores)
             best_left = tl.max(rest, 0)
             if best_left > -inf:

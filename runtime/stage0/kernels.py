@@ -193,6 +193,7 @@ def attention_kernel(
             weight = weight * fade + tl.sum(share, 1)
             total = total * fade[:, None] + tl.dot(share.to(value.dtype), value, input_precision="ieee")
             peak = higher
+        nearly_done(EARLY)
         if tiles == 1:
             tl.store(out + here, (total / weight[:, None]).to(out.dtype.element_ty), mask=mine[:, None])
         else:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from runtime.errors import GenerationError
 from runtime.stage1.conditioning import Flow
+from runtime.stage1.host import on_host
 from runtime.stage1.interruption import ask_before
 from runtime.stage1.noise import FLOW_FRAMES, NoiseBank
 from runtime.stage1.past import Past, StreamBudget
@@ -130,7 +131,7 @@ class Stage1:
                     outcomes[chunk] = error
         outcomes.update(zip(mels, self._vocoder.decode_together(list(mels.values())), strict=True))
         # Asked at the end: what a GPU was given to do until here, it did without waiting for an answer.
-        answers = torch.stack(list(finite.values())).tolist() if finite else []
+        answers = on_host(torch.stack(list(finite.values()))).tolist() if finite else []
         for chunk, is_finite in zip(finite, answers, strict=True):
             if not is_finite:
                 outcomes[chunk] = GenerationError(NOT_FINITE)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from runtime.errors import GenerationError
 from runtime.stage1.conditioning import Flow
+from runtime.stage1.host import on_host
 from runtime.stage1.noise import NoiseBank
 from runtime.stage1.past import Past, VoiceCache
 from runtime.stage1.solver import Piece, Solved
@@ -69,7 +70,7 @@ class Prompts:
         """The past of a voice, or the error of all chunks in this voice."""
         if isinstance(solved, Exception):
             return solved
-        if solved.past is None or not solved.mel.isfinite().all():
+        if solved.past is None or not on_host(solved.mel.isfinite().all()):
             return GenerationError(NOT_FINITE)
         if fits:
             self.cache.put(voice, solved.past)

@@ -21,6 +21,7 @@ from runtime.stage1.causal import fold_weight_norm
 from runtime.stage1.f0 import F0Predictor
 from runtime.stage1.hift import HiFT, left_context_frames
 from runtime.stage1.hift_packed import PackedHiFT, Window
+from runtime.stage1.host import on_host
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -197,7 +198,7 @@ class Vocoder:
         counts = torch.stack([(samples.abs() > self.audio_limit).sum(1), samples.isnan().sum(1)], 1)
         limited = samples.clamp(-self.audio_limit, self.audio_limit)
         # The one copy, and with it the one wait. Then numpy: torch would start threads for so much memory.
-        host = torch.cat([limited.flatten(), counts.flatten().to(samples)]).cpu().numpy()
+        host = on_host(torch.cat([limited.flatten(), counts.flatten().to(samples)]))
         waves = host[: samples.numel()].reshape(samples.shape)
         frame_counts = host[samples.numel() :].reshape(-1, 2)
         ends = np.cumsum([len(row) for row in rows])[:-1]
