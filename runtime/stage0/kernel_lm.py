@@ -10,6 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
+from runtime.early_launch import early_launch
 from runtime.errors import EngineUnavailable
 from runtime.stage0 import kernels
 from runtime.stage0.lm import Layer, SpeechLM, rotary
@@ -81,10 +82,8 @@ class KernelLM:
         def new(*shape: int, dtype: torch.dtype = weight.dtype) -> Tensor:
             return torch.zeros(shape, device=device, dtype=dtype)
 
-        # Whether a kernel may start before the last has ended; GPUs from Hopper on can do that.
-        early = early and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
         self._wide = weight.element_size() // 2  # 2 in float32
-        self.begin = {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
+        self.begin: dict[str, bool] = early_launch(device) if early else {"EARLY": False}
         heads, kv, width = qwen.num_attention_heads, qwen.num_key_value_heads, qwen.hidden_size
         self.cache = new(qwen.num_hidden_layers, 2, slots, kv, positions, qwen.head_dim)
         self.logits = new(scored_rows, lm.config.rows, dtype=torch.float32)

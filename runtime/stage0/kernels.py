@@ -12,27 +12,14 @@ RMSNorm takes no kernel of its own. Who writes the residual stream writes it a s
 the norm that follows, and the squares of its features summed per row [parts, R]; who reads it multiplies that and
 divides the products by the root at the end.
 
-With EARLY a kernel may start while the one before it stores its results (programmatic dependent launch): it waits for
-these before it reads anything but constants and `slots`, which say whose each row is; rows of slot `spare` are filler.
+With EARLY a kernel may start while the one before it stores its results (early_launch.py): it waits for these before it
+reads anything but constants and `slots`, which say whose each row is; rows of slot `spare` are filler.
 """
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-
-@triton.jit
-def begin(EARLY: tl.constexpr):
-    """Waits for what the kernel before this one wrote."""
-    if EARLY:
-        gdc_wait()
-
-
-@triton.jit
-def nearly_done(EARLY: tl.constexpr):
-    """Lets the next kernel start. Any sooner, and kernels far ahead take the place of those that have work."""
-    if EARLY:
-        gdc_launch_dependents()
+from runtime.early_launch import begin, nearly_done
 
 
 @triton.jit

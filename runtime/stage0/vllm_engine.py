@@ -14,6 +14,7 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # no engine subprocess: add 
 os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the second runner takes no logits processors of this kind
 os.environ["VLLM_CONFIGURE_LOGGING"] = "0"  # its own handler writes to stdout, where `say` streams sound
 os.environ["VLLM_NO_USAGE_STATS"] = "1"  # otherwise it reports to its makers
+os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "0"  # it would be compiled, for two minutes, before the first token
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

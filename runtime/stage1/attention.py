@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from runtime.early_launch import begin, early_launch
 from runtime.stage1.packing import TILE_FRAMES
 
 FEW_FRAMES = 1024  # below, the GPU is not full, and what counts is how long one program takes
@@ -58,6 +59,7 @@ def attend(
         PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
         num_warps=4,
         num_stages=3 if qkv.element_size() == 2 else 2,
+        **early_launch(qkv.device),
     )
     return out
 
@@ -95,6 +97,7 @@ def _attend(
     KEYS: tl.constexpr,
     JOINED: tl.constexpr,
     PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     tile = tiles + tl.program_id(0) * 5
     count = tl.load(tile + 1).to(tl.int32)
@@ -111,6 +114,7 @@ def _attend(
     real = query < count
     limit = tl.load(seen + first + query, mask=real, other=0).to(tl.int32)
     limit = tl.where(real, limit, tl.max(limit, axis=0))  # rows that are not stored do what the others do
+    begin(EARLY)
     twin_start = twin.to(tl.int64) * frames
     q_row = (twin_start + first + query)[:, None]
     q = tl.load(qkv + q_row * (3 * WIDTH) + head * CHANNELS + channel[None, :], mask=real[:, None], other=0.0)

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from runtime.early_launch import begin, early_launch, nearly_done
+
 _CONV_FRAMES = 64
 _TURN_FRAMES = 8
 _EULER_ELEMENTS = 1024
@@ -68,6 +70,7 @@ def causal_conv(
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         num_warps=4,
         num_stages=3,
+        **early_launch(x.device),
     )
     return out
 
@@ -96,6 +99,7 @@ def _norm(h: Tensor, y: Tensor | None, gate: Tensor | None, scale: Tensor, shift
         PADDED=triton.next_power_of_2(width),
         ADDS=y is not None,
         num_warps=4,
+        **early_launch(h.device),
     )
     return out
 
@@ -136,6 +140,7 @@ def turn_and_keep(
         FRAMES=_TURN_FRAMES,
         COLUMNS=columns,
         num_warps=4,
+        **early_launch(qkv.device),
     )
 
 
@@ -143,7 +148,16 @@ def euler_step(x: Tensor, velocity: Tensor, told: Tensor, width: float, rate: fl
     """Moves the state [T, M] float32 by the guided velocity [2, T, M], and tells it both twins' inputs [2, T, ..]."""
     frames, bins = x.shape
     _euler_step[(triton.cdiv(frames * bins, _EULER_ELEMENTS),)](
-        x, velocity, told, frames * bins, width, rate, BINS=bins, INPUTS=told.shape[-1], ELEMENTS=_EULER_ELEMENTS
+        x,
+        velocity,
+        told,
+        frames * bins,
+        width,
+        rate,
+        BINS=bins,
+        INPUTS=told.shape[-1],
+        ELEMENTS=_EULER_ELEMENTS,
+        **early_launch(x.device),
     )
 
 
@@ -168,6 +182,7 @@ def _causal_conv(
     FRAMES: tl.constexpr,
     RESIDUAL: tl.constexpr,
     PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     LEFT: tl.constexpr = TAPS - 1
     group, twin = tl.program_id(1), tl.program_id(2)
@@ -182,6 +197,7 @@ def _causal_conv(
     before = anchor + (tail * UNIT)[:, None] + column[None, :]
     before += offset * UNIT + twin * (LEFT * WIDTH)
     taps = weight + (group * TAPS * PADDED + channel)[:, None] * PADDED + channel[None, :]
+    begin(EARLY)
     total = tl.zeros([FRAMES, PADDED], tl.float32)
     for tap in range(TAPS):
         source = t - LEFT + tap
@@ -208,19 +224,22 @@ def _causal_conv(
 
 
 @triton.jit
-def _add_and_norm(h, y, gate, scale, shift, out, WIDTH: tl.constexpr, PADDED: tl.constexpr, ADDS: tl.constexpr):
+def _add_and_norm(
+    h, y, gate, scale, shift, out, WIDTH: tl.constexpr, PADDED: tl.constexpr, ADDS: tl.constexpr, EARLY: tl.constexpr
+):
     channel = tl.arange(0, PADDED)
     known = channel < WIDTH
     place = tl.program_id(0).to(tl.int64) * WIDTH + channel
+    weight, bias = tl.load(scale + channel, mask=known, other=0.0), tl.load(shift + channel, mask=known, other=0.0)
+    if ADDS:
+        share = tl.load(gate + channel, mask=known, other=0.0)
+    begin(EARLY)
     value = tl.load(h + place, mask=known, other=0.0).to(tl.float32)
     if ADDS:
-        value += tl.load(gate + channel, mask=known, other=0.0) * tl.load(y + place, mask=known, other=0.0).to(
-            tl.float32
-        )
+        value += share * tl.load(y + place, mask=known, other=0.0).to(tl.float32)
         tl.store(h + place, value.to(h.dtype.element_ty), mask=known)
     centred = tl.where(known, value - tl.sum(value, axis=0) / WIDTH, 0.0)
     spread = tl.rsqrt(tl.sum(centred * centred, axis=0) / WIDTH + 1e-6)
-    weight, bias = tl.load(scale + channel, mask=known, other=0.0), tl.load(shift + channel, mask=known, other=0.0)
     tl.store(out + place, (centred * spread * weight + bias).to(out.dtype.element_ty), mask=known)
 
 
@@ -240,6 +259,7 @@ def _turn_and_keep(
     PAIRS: tl.constexpr,
     FRAMES: tl.constexpr,
     COLUMNS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     twin, part = tl.program_id(1), tl.program_id(2)
     t = tl.program_id(0) * FRAMES + tl.arange(0, FRAMES)
@@ -253,6 +273,8 @@ def _turn_and_keep(
         position = tl.load(positions + t, mask=real, other=0)
         angle = position[:, None] * PAIRS + pair[None, :]
         c, s = tl.load(cos + angle), tl.load(sin + angle)
+        begin(EARLY)
+        nearly_done(EARLY)  # what follows is the attention, which looks at its tables first
         for side in tl.static_range(2):
             place = row + side * WIDTH + 2 * pair[None, :]
             even = tl.load(place, mask=real[:, None], other=0.0).to(tl.float32)
@@ -265,6 +287,8 @@ def _turn_and_keep(
                 tl.store(kept + 2 * pair[None, :], turned_even, mask=kept_here[:, None])
                 tl.store(kept + 2 * pair[None, :] + 1, turned_odd, mask=kept_here[:, None])
     elif tl.max(kept_here.to(tl.int32), axis=0) != 0:  # the rest of keys and values
+        begin(EARLY)
+        nearly_done(EARLY)
         column = 2 * PAIRS + (part - 1) * COLUMNS + tl.arange(0, COLUMNS)
         mine = kept_here[:, None] & (column < 2 * WIDTH)[None, :]
         tl.store(kept + column[None, :], tl.load(row + WIDTH + column[None, :], mask=mine, other=0.0), mask=mine)
@@ -272,10 +296,20 @@ def _turn_and_keep(
 
 @triton.jit(do_not_specialize=["elements"])
 def _euler_step(
-    x, velocity, told, elements, width, rate, BINS: tl.constexpr, INPUTS: tl.constexpr, ELEMENTS: tl.constexpr
+    x,
+    velocity,
+    told,
+    elements,
+    width,
+    rate,
+    BINS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     at = tl.program_id(0) * ELEMENTS + tl.arange(0, ELEMENTS)
     real = at < elements
+    begin(EARLY)
     conditional = tl.load(velocity + at, mask=real, other=0.0).to(tl.float32)
     unconditional = tl.load(velocity + elements + at, mask=real, other=0.0).to(tl.float32)
     moved = tl.load(x + at, mask=real, other=0.0) + width * ((1 + rate) * conditional - rate * unconditional)
