@@ -27,7 +27,7 @@ run 3 decode decode $bf16
 run 2 stage1 stage1 $bf16
 run 4 ablation ablation
 run 2 vocoder vocoder
-run 2 euler-step euler_step $bf16
+run 2 euler-step euler_step
 run 3 flow stages $bf16 --shape released --streams 1 16 64 --peak-tflops 790
 
 [ "$results" = benchmarks/results ] && python3 -m benchmarks.report

@@ -188,7 +188,7 @@ def _causal_conv(
     group, twin = tl.program_id(1), tl.program_id(2)
     t = tl.program_id(0) * FRAMES + tl.arange(0, FRAMES)
     real = t < frames
-    begin = tl.load(begins + t, mask=real, other=0).to(tl.int32)
+    own_first = tl.load(begins + t, mask=real, other=0).to(tl.int32)
     tail = tl.load(tails + t, mask=real, other=0)
     channel = tl.arange(0, PADDED)
     known = channel < CHANNELS
@@ -201,11 +201,11 @@ def _causal_conv(
     total = tl.zeros([FRAMES, PADDED], tl.float32)
     for tap in range(TAPS):
         source = t - LEFT + tap
-        own = real & (source >= begin)
-        told = (source < begin) & (tail != 0)
+        own = real & (source >= own_first)
+        told = (source < own_first) & (tail != 0)
         value = tl.load(rows + source[:, None] * WIDTH, mask=own[:, None] & known[None, :], other=0.0)
         value += tl.load(
-            before + (source - begin + LEFT)[:, None] * WIDTH, mask=told[:, None] & known[None, :], other=0.0
+            before + (source - own_first + LEFT)[:, None] * WIDTH, mask=told[:, None] & known[None, :], other=0.0
         )
         total += tl.dot(value, tl.load(taps + tap * (PADDED * PADDED)), input_precision=PRECISION)
     total += tl.load(bias + column, mask=known, other=0.0).to(tl.float32)[None, :]

@@ -61,6 +61,7 @@ def test_a_gpu_that_cannot_be_divided_is_used_whole_unless_it_was_asked_for(monk
     properties = type("Properties", (), {"multi_processor_count": 132})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(partition.torch, "zeros", lambda *size, device: None)
+    partition._share.cache_clear()
 
     def refuse(**wanted):
         raise RuntimeError("PyTorch was not built with Green Context support!")
