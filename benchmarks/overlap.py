@@ -17,7 +17,7 @@ import torch
 from benchmarks.load import engine_flags, random_checkpoint, settings_of, voice
 from benchmarks.timing import given, percentile, write_json
 from runtime.engine import resolve_device
-from runtime.partition import reserved_of, stage1_stream
+from runtime.partition import stage1_stream
 from runtime.stage0.base import Stage0, build_stage0
 from runtime.stage1.base import build_stage1
 from runtime.stage1.decoder import Stage1
@@ -81,7 +81,6 @@ def main() -> None:
     options = parser.parse_args()
     device, checkpoint, settings = resolve_device(options.device), random_checkpoint(options.size), settings_of(options)
     stage0, stage1 = (build(checkpoint, settings, device) for build in (build_stage0, build_stage1))
-    reserved = reserved_of(device, settings.reserved_multiprocessors)
     references = [voice(checkpoint.config, 87, seed) for seed in range(options.group)]
     text = torch.arange(40) % checkpoint.config.lm.qwen.vocab_size
     rows: list[dict[str, Any]] = []
@@ -94,7 +93,7 @@ def main() -> None:
             if arm == "alone":
                 times[arm] += step_times(stage0, prompts, options.seconds)
             else:
-                with Busy(stage1, references, options.tokens, device, reserved) as busy:
+                with Busy(stage1, references, options.tokens, device, options.reserved) as busy:
                     began, before = time.perf_counter(), busy.rounds
                     times[arm] += step_times(stage0, prompts, options.seconds)
                     busy_seconds += time.perf_counter() - began
@@ -106,9 +105,7 @@ def main() -> None:
                 rows[-1]["solves_per_s"] = round(rounds / busy_seconds, 2)
             print(rows[-1], flush=True)
     if options.out:
-        write_json(
-            options.out, given(options) | stage0.describe() | stage1.describe() | {"reserved": reserved}, device, rows
-        )
+        write_json(options.out, given(options) | stage0.describe() | stage1.describe(), device, rows)
 
 
 if __name__ == "__main__":

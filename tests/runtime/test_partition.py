@@ -5,7 +5,7 @@ import torch
 
 from runtime import partition
 from runtime.errors import EngineUnavailable
-from runtime.partition import left_over, reserved_of, stage1_stream
+from runtime.partition import left_over, stage1_stream
 
 
 @pytest.mark.parametrize(("reserved", "left"), [(1, 128), (4, 128), (5, 120), (12, 120), (32, 96), (124, 8)])
@@ -44,20 +44,7 @@ def test_kernels_on_the_stream_take_longer_by_the_share_they_lack():
     assert torch.allclose(*results, rtol=2e-2, atol=1.0)
 
 
-def test_on_a_cpu_nothing_is_reserved_unless_it_is_asked_for():
-    assert reserved_of(torch.device("cpu"), None) == 0
-    assert reserved_of(torch.device("cpu"), 12) == 12
-
-
-@pytest.mark.parametrize(("multiprocessors", "reserved"), [(132, 16), (64, 8), (46, 0)])
-def test_an_eighth_of_a_large_gpu_is_reserved(monkeypatch, multiprocessors, reserved):
-    properties = type("Properties", (), {"multi_processor_count": multiprocessors})
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(partition, "_share", lambda index, reserved: None)
-    assert reserved_of(torch.device("cuda", 0), None) == reserved
-
-
-def test_a_gpu_that_cannot_be_divided_is_used_whole_unless_it_was_asked_for(monkeypatch):
+def test_a_gpu_that_cannot_be_divided_is_told(monkeypatch):
     properties = type("Properties", (), {"multi_processor_count": 132})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(partition.torch, "zeros", lambda *size, device: None)
@@ -67,6 +54,5 @@ def test_a_gpu_that_cannot_be_divided_is_used_whole_unless_it_was_asked_for(monk
         raise RuntimeError("PyTorch was not built with Green Context support!")
 
     monkeypatch.setattr(partition.GreenContext, "create", refuse)
-    assert reserved_of(torch.device("cuda", 0), None) == 0
     with pytest.raises(EngineUnavailable, match="set reserved_multiprocessors to 0"):
         stage1_stream(torch.device("cuda", 0), 16)
