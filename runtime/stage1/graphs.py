@@ -58,8 +58,7 @@ class CudaCapture:
             free, _ = torch.cuda.mem_get_info()
             graph = torch.cuda.CUDAGraph()
             collecting = gc.isenabled()
-            gc.collect()
-            gc.disable()  # what a collection frees within a capture would break it
+            gc.disable()  # what a collection frees within a capture would break it; one before each would add up
             try:
                 with torch.cuda.graph(graph, pool=self._pool, stream=side, capture_error_mode="thread_local"):
                     output = run()
