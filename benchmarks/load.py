@@ -202,7 +202,7 @@ def engine_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", choices=("none", *PROFILES), default="throughput")
     parser.add_argument("--stage0", default="auto")
     parser.add_argument("--precision", choices=get_args(Precision), default="auto")
-    parser.add_argument("--reserved", type=int, help="multiprocessors that stage 1 leaves to stage 0")
+    parser.add_argument("--reserved", type=int, default=0, help="multiprocessors that stage 1 leaves to stage 0")
     parser.add_argument("--plain", action="store_true", help="plain modules in float32 in place of kernels and graphs")
     parser.add_argument("--out", type=Path, help="JSON with settings and hardware")
 
@@ -226,7 +226,7 @@ def settings_of(options: argparse.Namespace) -> EngineSettings:
         lm_precision=options.precision,
         flow_precision=options.precision,
         profile=options.profile,
-        reserved_multiprocessors=options.reserved if options.profile != "whole" else 0,
+        reserved_multiprocessors=options.reserved,
         max_waiting=4096,
     )
 

@@ -26,7 +26,7 @@ from runtime.errors import EngineUnavailable, GenerationError, Overloaded, Reque
 from runtime.frontend.prepare import Frontend
 from runtime.jobs import ChunkJob
 from runtime.levelling import SentenceLeveller
-from runtime.partition import reserved_of, stage1_stream
+from runtime.partition import stage1_stream
 from runtime.settings import EngineSettings
 from runtime.stage0.base import Stage0, build_stage0
 from runtime.stage0_worker import Stage0Worker
@@ -59,7 +59,6 @@ class Pipeline:
         self._config, self._device = config, device
         self._stage0, self._stage1 = stage0, stage1
         self._hops: HopPlan = "latency" if settings.hops == "auto" else settings.hops
-        self._reserved = reserved_of(device, settings.reserved_multiprocessors)
         self._group_frames = settings.group_frames or GROUP_FRAMES[device.type]
         self._lock = threading.Lock()
         self._streams: set[SpeechStream] = set()
@@ -90,7 +89,7 @@ class Pipeline:
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # what was loaded on the default stream is there
             self._worker0.cuda_stream = torch.cuda.Stream(device, priority=-1)
-            self._worker1.cuda_stream = stage1_stream(device, self._reserved)
+            self._worker1.cuda_stream = stage1_stream(device, settings.reserved_multiprocessors)
         self._worker0.start()
         self._worker1.start()
 
@@ -131,7 +130,7 @@ class Pipeline:
             **self._stage1.describe(),
             "group": f"{self._group_frames} frames",
             "hops": HOPS[self._hops],
-            "multiprocessors kept from stage 1": str(self._reserved),
+            "multiprocessors kept from stage 1": str(self.settings.reserved_multiprocessors),
         }
 
     def memory(self) -> str:

@@ -3,7 +3,6 @@
 A step is some hundred short kernels. Without a share of their own each waits until one of stage 1's blocks is done.
 """
 
-import logging
 from functools import cache
 from typing import Any
 
@@ -12,10 +11,7 @@ from torch.cuda.green_contexts import GreenContext
 
 from runtime.errors import EngineUnavailable
 
-log = logging.getLogger(__name__)
 GRANULE = 8  # multiprocessors that only come together, on Hopper; older GPUs have smaller ones
-AUTO_SHARE = 8  # an eighth of them is kept from stage 1 unless the settings say otherwise
-AUTO_LEAST = 64  # of a GPU with fewer none is
 
 
 def stage1_stream(device: torch.device, reserved: int) -> torch.cuda.Stream:
@@ -26,21 +22,6 @@ def stage1_stream(device: torch.device, reserved: int) -> torch.cuda.Stream:
     if not reserved:
         return torch.cuda.Stream(device)
     return _share(device.index or 0, reserved).Stream()
-
-
-def reserved_of(device: torch.device, wanted: int | None) -> int:
-    """Multiprocessors that are kept from stage 1; None leaves it to the GPU. On a CPU there are none."""
-    if device.type != "cuda" or wanted is not None:
-        return wanted or 0
-    count = torch.cuda.get_device_properties(device).multi_processor_count
-    if count < AUTO_LEAST:
-        return 0
-    try:
-        _share(device.index or 0, count // AUTO_SHARE)
-    except EngineUnavailable as error:
-        log.info("both stages use the whole GPU: %s", error)
-        return 0
-    return count // AUTO_SHARE
 
 
 def left_over(multiprocessors: int, reserved: int) -> int:

@@ -42,7 +42,7 @@ class EngineSettings:
     flow_graph_bytes: int = 4 * 2**30  # what captured solves of the flow may take of a GPU; 0 captures none
     front_end: Literal["auto", "torch", "onnxruntime"] = "auto"  # encodes references; auto is torch on a GPU
     onnx_threads: int = 0  # 0 leaves it to onnxruntime
-    reserved_multiprocessors: int | None = None  # that stage 1 leaves to stage 0; None: an eighth of a large GPU
+    reserved_multiprocessors: int = 0  # of a GPU, that stage 1 leaves to stage 0
     vocoder_graph_bytes: int = 2 * 2**30  # what captured runs of the vocoder may take of a GPU; 0 captures none
     profile: Literal["none", "latency", "throughput", "whole"] = "none"  # sets what PROFILES lists
 
@@ -99,13 +99,7 @@ class EngineSettings:
 PROFILES: dict[str, dict[str, Any]] = {
     "latency": {"max_streams": 16, "group_frames": 4096, "hops": "latency", "sampling": "ras"},
     "throughput": {"max_streams": 64, "group_frames": 8192, "hops": "throughput", "sampling": "ras"},
-    "whole": {  # and no chunks
-        "max_streams": 64,
-        "group_frames": 32_768,
-        "hops": "throughput",
-        "sampling": "ras",
-        "reserved_multiprocessors": 0,
-    },
+    "whole": {"max_streams": 64, "group_frames": 32_768, "hops": "throughput", "sampling": "ras"},  # and no chunks
 }
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NOT_NEGATIVE = (

@@ -14,9 +14,6 @@ from torch import Tensor
 from runtime.early_launch import begin, early_launch
 from runtime.stage1.packing import TILE_FRAMES
 
-FEW_FRAMES = 1024  # below, the GPU is not full, and what counts is how long one program takes
-FEW_KEYS = 64
-
 
 def attend(
     qkv: Tensor,
@@ -36,7 +33,6 @@ def attend(
     """
     twins, frames, width = qkv.shape
     out = qkv.new_empty(twins, frames, width // 3)
-    few = frames < FEW_FRAMES
     channels = width // 3 // heads
     unit = 16 // qkv.element_size()  # elements of 16 bytes: what a kernel multiplies by it, it knows to be aligned
     _attend[(len(tiles), heads, twins)](
@@ -54,8 +50,7 @@ def attend(
         BLOCK=block_frames,
         UNIT=unit,
         QUERIES=TILE_FRAMES,
-        KEYS=32 if frames >= 2048 else FEW_KEYS if few else 64,  # as was fastest on an H200; 128 queries never were
-        JOINED=few,
+        KEYS=32 if frames >= 2048 else 64,  # as was fastest on an H200; 128 queries or keys were not, anywhere
         PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
         num_warps=4,
         num_stages=3 if qkv.element_size() == 2 else 2,
@@ -95,7 +90,6 @@ def _attend(
     UNIT: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
-    JOINED: tl.constexpr,
     PRECISION: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -126,43 +120,31 @@ def _attend(
     in_block = past_offset * UNIT + twin * (BLOCK * 2 * WIDTH) + head * CHANNELS
     keys = qkv + (twin_start + own) * (3 * WIDTH) + WIDTH + head * CHANNELS
     all_keys = tl.max(limit, axis=0)
-    if JOINED:  # one loop over past and piece: fewer steps, each of which costs more
-        for start in range(0, all_keys, KEYS):
-            at = start + key
-            before, there = at < past_frames, at < all_keys
-            old = anchor + tl.load(past + past_first + at // BLOCK, mask=before, other=0) * UNIT
-            old += in_block + (at % BLOCK) * (2 * WIDTH)
-            place = tl.where(before, old, keys + (at - past_frames) * (3 * WIDTH))
-            k = tl.load(place[None, :] + channel[:, None], mask=there[None, :], other=0.0)
-            v = tl.load(place[:, None] + WIDTH + channel[None, :], mask=there[:, None], other=0.0)
-            visible = at[None, :] < limit[:, None]
-            best, weight, total = _take(q, k, v, visible, scale, best, weight, total, True, PRECISION)
-    else:
-        for start in range(0, past_frames, KEYS):
-            at = start + key
-            there = at < past_frames
-            place = anchor + tl.load(past + past_first + at // BLOCK, mask=there, other=0) * UNIT
-            place += in_block + (at % BLOCK) * (2 * WIDTH)
-            k = tl.load(place[None, :] + channel[:, None], mask=there[None, :], other=0.0)
-            v = tl.load(place[:, None] + WIDTH + channel[None, :], mask=there[:, None], other=0.0)
-            best, weight, total = _take(q, k, v, there[None, :], scale, best, weight, total, True, PRECISION)
+    for start in range(0, past_frames, KEYS):
+        at = start + key
+        there = at < past_frames
+        place = anchor + tl.load(past + past_first + at // BLOCK, mask=there, other=0) * UNIT
+        place += in_block + (at % BLOCK) * (2 * WIDTH)
+        k = tl.load(place[None, :] + channel[:, None], mask=there[None, :], other=0.0)
+        v = tl.load(place[:, None] + WIDTH + channel[None, :], mask=there[:, None], other=0.0)
+        best, weight, total = _take(q, k, v, there[None, :], scale, best, weight, total, True, PRECISION)
 
-        own_frames = all_keys - past_frames
-        for_all = tl.min(limit, axis=0) - past_frames  # own frames that every query of the tile sees
-        unmasked = for_all // KEYS * KEYS
-        for start in range(0, unmasked, KEYS):
-            place = keys + (start + key) * (3 * WIDTH)
-            k = tl.load(place[None, :] + channel[:, None])
-            v = tl.load(place[:, None] + WIDTH + channel[None, :])
-            best, weight, total = _take(q, k, v, real, scale, best, weight, total, False, PRECISION)
-        for start in range(unmasked, own_frames, KEYS):
-            at = start + key
-            there = at < own_frames
-            place = keys + at * (3 * WIDTH)
-            k = tl.load(place[None, :] + channel[:, None], mask=there[None, :], other=0.0)
-            v = tl.load(place[:, None] + WIDTH + channel[None, :], mask=there[:, None], other=0.0)
-            visible = (past_frames + at)[None, :] < limit[:, None]
-            best, weight, total = _take(q, k, v, visible, scale, best, weight, total, True, PRECISION)
+    own_frames = all_keys - past_frames
+    for_all = tl.min(limit, axis=0) - past_frames  # own frames that every query of the tile sees
+    unmasked = for_all // KEYS * KEYS
+    for start in range(0, unmasked, KEYS):
+        place = keys + (start + key) * (3 * WIDTH)
+        k = tl.load(place[None, :] + channel[:, None])
+        v = tl.load(place[:, None] + WIDTH + channel[None, :])
+        best, weight, total = _take(q, k, v, real, scale, best, weight, total, False, PRECISION)
+    for start in range(unmasked, own_frames, KEYS):
+        at = start + key
+        there = at < own_frames
+        place = keys + at * (3 * WIDTH)
+        k = tl.load(place[None, :] + channel[:, None], mask=there[None, :], other=0.0)
+        v = tl.load(place[:, None] + WIDTH + channel[None, :], mask=there[:, None], other=0.0)
+        visible = (past_frames + at)[None, :] < limit[:, None]
+        best, weight, total = _take(q, k, v, visible, scale, best, weight, total, True, PRECISION)
 
     place = out + q_row * WIDTH + head * CHANNELS + channel[None, :]
     tl.store(place, (total / weight[:, None]).to(out.dtype.element_ty), mask=real[:, None])

@@ -14,7 +14,7 @@ from torch import Tensor
 from runtime.checkpoint import Checkpoint, load_strict
 from runtime.config import FlowConfig, ModelConfig
 from runtime.errors import CheckpointError, EngineUnavailable
-from runtime.partition import reserved_of, stage1_stream
+from runtime.partition import stage1_stream
 from runtime.settings import EngineSettings
 from runtime.stage1.conditioning import Flow
 from runtime.stage1.decoder import Stage1
@@ -79,7 +79,7 @@ def build_stage1(checkpoint: Checkpoint, settings: EngineSettings, device: torch
     hift.to(device).eval()
     if device.type == "cpu":
         return assemble(flow, hift, settings)
-    stream = stage1_stream(device, reserved_of(device, settings.reserved_multiprocessors))
+    stream = stage1_stream(device, settings.reserved_multiprocessors)
     torch.cuda.synchronize(device)  # the weights are there
     with torch.cuda.stream(stream):  # graphs keep to the multiprocessors of the stream that they are captured on
         stage1 = assemble(flow, hift, settings)
