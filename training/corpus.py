@@ -84,17 +84,19 @@ class Corpus:
     def hours(self) -> float:
         return len(self.phone) / 50 / 3600
 
-    def grid(self, rows: list[int]) -> tuple[Tensor, Tensor]:
-        """Frame indices [B, F] of whole utterances and which of them are real."""
-        start, frames = torch.from_numpy(self.table[rows, :2].T.copy()).to(self.device)
+    def grid(self, rows: list[int], lead: np.ndarray | int = 0) -> tuple[Tensor, Tensor]:
+        """Frame indices [B, F] of whole utterances and which of them are real; `lead` [U] frames come before each."""
+        spans = self.table[:, :2] + np.stack([-lead, lead], -1)
+        start, frames = torch.from_numpy(spans[rows].T.copy()).to(self.device)
         position = torch.arange(int(frames.max()), device=self.device)
         return (start[:, None] + position).clamp(max=len(self.phone) - 1), position < frames[:, None]
 
-    def batches(self, rows: np.ndarray, seconds: float) -> Iterator[list[int]]:
-        """Rows of similar length, together at most `seconds` with padding."""
+    def batches(self, rows: np.ndarray, seconds: float, lead: np.ndarray | int = 0) -> Iterator[list[int]]:
+        """Rows of similar length, together at most `seconds` with padding; `lead` [U] frames come before each."""
+        frames = self.table[:, 1] + lead
         group: list[int] = []
-        for row in rows[np.argsort(-self.table[rows, 1], kind="stable")]:
-            if group and self.table[group[0], 1] * (len(group) + 1) > seconds * 50:
+        for row in rows[np.argsort(-frames[rows], kind="stable")]:
+            if group and frames[group[0]] * (len(group) + 1) > seconds * 50:
                 yield group
                 group = []
             group.append(int(row))

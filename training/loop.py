@@ -244,10 +244,15 @@ def load_state(path: Path, modules: dict[str, nn.Module], optimizer: Optimizer) 
     return True
 
 
-def start_from(module: nn.Module, path: Path, optimizer: Optimizer, part: Part = "hift") -> None:
-    """Warm start of weights and averages, from a trainer's file or from the exported one with its released names."""
+def fill(module: nn.Module, path: Path, part: Part) -> None:
+    """Weights from a trainer's file or from the exported one with its released names."""
     weights = expand(load_file(path))
     module.load_state_dict({k: weights[k if k in weights else released_name(part, k)] for k in module.state_dict()})
+
+
+def start_from(module: nn.Module, path: Path, optimizer: Optimizer, part: Part = "hift") -> None:
+    """Warm start of weights and averages."""
+    fill(module, path, part)
     with torch.no_grad():
         for parameter, average in zip(optimizer.parameters, optimizer.averages, strict=True):
             average.copy_(parameter)

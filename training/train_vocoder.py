@@ -4,7 +4,8 @@
 
 The generator sees true frames beyond its crop, starts its source at a random phase, and hears its own pitch: the f0
 net learns from the teacher's pitch alone, which does not pause where a sound is unvoiced. With --start the mel phase is
-skipped.
+skipped. With --flow-mels a share of the rows hears the mel that the flow made of the tokens, as in use; what it should
+sound like stays the recording.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from runtime.config import HiFTConfig
 from runtime.frontend.mel import PromptMel
 from runtime.stage1.f0 import F0Predictor
 from runtime.stage1.hift import HiFT
-from training import loop
+from training import flow_mels, loop
 from training.corpus import FRAME, NEW_SPEAKERS, Corpus, Windows, sound
 from training.discriminators import Discriminators, MelDistance, adversarial_loss, discriminator_loss, feature_loss
 from training.shapes import HIFT, MEL
@@ -53,6 +54,8 @@ class Trainer:
         self.distance = MelDistance().to(device)
         self.extract = PromptMel(MEL).to(device)
         self.mel = corpus.mel(self.extract)
+        self.flow_share = options.flow_mels
+        self.flow_mel = flow_mels.load(corpus, options.corpus) if self.flow_share else None
         self.lookahead = shape.lookahead_frames + 1 + F0Predictor.lookahead_frames
         self.windows = Windows(corpus, self.frames + self.lookahead)
         # norms typically 90 to 300: the limits catch accidents only
@@ -91,7 +94,11 @@ class Trainer:
     def step(self, adversarial: bool) -> None:
         start, _ = self.windows.draw(self.rows)
         frames = self.windows.index(start)
-        mel = self.mel[frames].float().transpose(1, 2)
+        heard = self.mel[frames]
+        if self.flow_mel is not None:
+            solved = torch.rand(len(heard), 1, 1, device=self.device) < self.flow_share
+            heard = torch.where(solved, self.flow_mel[frames], heard)
+        mel = heard.float().transpose(1, 2)
         ends = torch.rand(len(mel), 1, 1, device=self.device) < 0.1  # behind the last frame of speech lie zeros
         mel = torch.where(ends & (torch.arange(mel.shape[-1], device=self.device) >= self.frames), 0.0, mel)
         real = sound(self.corpus.pcm, frames[:, : self.frames])
@@ -159,6 +166,9 @@ def main() -> None:
     parser.add_argument("--start", type=Path, help="a generator to go on from")
     parser.add_argument("--start-critics", type=Path, help="its discriminators")
     parser.add_argument("--mel-share", type=float, default=0.15, help="of the run without discriminators, from scratch")
+    parser.add_argument(
+        "--flow-mels", type=float, default=0.0, metavar="SHARE", help="of rows on mels that training.flow_mels wrote"
+    )
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--frames", type=int, default=32, help="of 20 ms in a crop")
     parser.add_argument("--period-width", type=int, default=16)
