@@ -1,6 +1,6 @@
 """Mels as the flow makes them of the corpus's own tokens: what the vocoder hears in use.
 
-    python -m training.flow_mels --corpus DIR --flow FILE --noise-time .3
+    python -m training.flow_mels --corpus DIR --flow FILE
 
 After training.encode. So that solved mel and recorded sound stay aligned frame by frame, the walk does not begin at
 pure noise but at a later knot of the flow's schedule, on the line from noise to the true mel. The prompt is what the
@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument(
         "--noise-time",
         type=float,
-        default=0.3,
+        default=0.13,
         help="begin at the first knot from here on: 0 is pure noise; six steps have 0, .034, .134, .293, .5 and .741",
     )
     parser.add_argument("--batch-seconds", type=float, default=600, help="seconds of speech solved together")
