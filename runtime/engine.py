@@ -11,6 +11,7 @@ stages (`stage0_worker.py`, `stage1_worker.py`), and the caller reads its end of
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -22,6 +23,7 @@ import torch
 from runtime.checkpoint import Checkpoint
 from runtime.chunking import HopPlan
 from runtime.config import ModelConfig
+from runtime.cores import one_core
 from runtime.errors import EngineUnavailable, GenerationError, Overloaded, RequestError
 from runtime.frontend.prepare import Frontend
 from runtime.jobs import ChunkJob
@@ -217,16 +219,19 @@ class Engine(Pipeline):
         device = resolve_device(settings.device)
         check_law(settings, checkpoint)
         self.checkpoint = checkpoint
-        self._frontend = Frontend(checkpoint, settings, device)
-        stage0 = build_stage0(checkpoint, settings, device)
-        stage1 = build_stage1(checkpoint, settings, device)
+        self._cores = one_core if device.type == "cpu" else nullcontext  # of threads that come to prepare
+        with self._cores():
+            self._frontend = Frontend(checkpoint, settings, device)
+            stage0 = build_stage0(checkpoint, settings, device)
+            stage1 = build_stage1(checkpoint, settings, device)
         super().__init__(stage0, stage1, checkpoint.config, settings, device)
 
     def prepare(self, request: SpeechRequest) -> PreparedSpeech:
         """Everything before the stages. Raises RequestError for what the caller can fix."""
         if self.settings.profile == "whole":
             request = replace(request, streaming=False)
-        speech = self._frontend.prepare(request)
+        with self._cores():
+            speech = self._frontend.prepare(request)
         if self.settings.no_streaming and speech.streaming:
             raise RequestError(self.settings.no_streaming)
         law = self.settings.sampling
@@ -243,7 +248,8 @@ class Engine(Pipeline):
 
     def speaker_vector(self, clip: AudioClip) -> np.ndarray:
         """What the checkpoint's speaker encoder hears in a clip: [E] float32, alike for clips of one voice."""
-        return self._frontend.speaker_vector(clip).numpy()
+        with self._cores():
+            return self._frontend.speaker_vector(clip).numpy()
 
     def stream(self, request: SpeechRequest) -> SpeechStream:
         """Prepares a request now and speaks it once the stream is entered.

@@ -5,19 +5,22 @@ its first token; only so many per step that those who speak already are not held
 row, with a generator per stream.
 
 On a CPU a stream's logits do not depend on its neighbours: every row goes through the matrices by itself
-(`row_steps.py`), and the cache is read in whole blocks of positions. Measured bit-equal with one and two threads. With
-three and more, elementwise kernels may cut a row between threads and take a scalar path there: logits then differ by
-rounding (4e-7), which hardly ever changes a token. Elsewhere the module runs, its batch filled up to whole blocks of
-rows, so that matrix kernels keep out of their paths for leftovers, which sum in another order.
+(`row_steps.py`), and the cache is read in whole blocks of positions. A small model takes one core (`cores.py`).
+Measured bit-equal with one and two threads. With three and more, elementwise kernels may cut a row between threads and
+take a scalar path there: logits then differ by rounding (4e-7), which hardly ever changes a token. Elsewhere the module
+runs, its batch filled up to whole blocks of rows, so that matrix kernels keep out of their paths for leftovers, which
+sum in another order.
 """
 
 from collections import deque
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from runtime.cores import fits_one_core, one_core
 from runtime.errors import GenerationError
 from runtime.stage0.kv_cache import ROW_BLOCK, KVCache, round_up
 from runtime.stage0.lm import SpeechLM
@@ -53,6 +56,7 @@ class TorchStage0:
         weight = lm.speech_embedding.weight
         self._device, self._dtype = weight.device, weight.dtype
         self._row_steps = RowSteps(lm) if self._device.type == "cpu" else None
+        self._cores = one_core if fits_one_core(lm) else nullcontext
         self._cache = KVCache(lm.config.qwen, self._device, self._dtype)
         self._rows: list[_Stream] = []  # index is the row in the cache
         self._waiting: deque[_Stream] = deque()
@@ -91,6 +95,10 @@ class TorchStage0:
     @torch.inference_mode()
     def step(self) -> list[TokenStep]:
         """One token, or an end, of each live stream; a stream that ended is gone when this returns."""
+        with self._cores():
+            return self._step()
+
+    def _step(self) -> list[TokenStep]:
         steps = self._decode()
         read = 0
         while self._waiting and len(self._rows) < self._max_streams:
