@@ -184,10 +184,13 @@ class Pipeline:
     def _stage0_rests(self, jobs: Sequence[ChunkJob]) -> bool:
         """While somebody's first sound is made: tokens made beside it would wait for it, and take the device from it.
 
-        On a GPU only when nobody else is there, for whom tokens are to be made.
+        On a GPU only when nobody else is there, for whom tokens are to be made; on a CPU always then: one stage after
+        the other takes all cores in turn, and neither is slowed down by the other's.
         """
         first = sum(job.stream.stats.first_audio_seconds is None for job in jobs)
-        return first > 0 if self._device.type == "cpu" else first == len(self._streams)
+        if self._device.type == "cpu":
+            return first > 0 or len(self._streams) == 1
+        return first == len(self._streams)
 
     def _release(self, stream: SpeechStream) -> None:
         with self._lock:

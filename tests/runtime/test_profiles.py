@@ -78,6 +78,7 @@ def test_stage_0_rests_for_a_first_hop_on_a_cpu_always_and_on_a_gpu_when_nobody_
     for device, streams, jobs, rests in (
         ("cpu", 2, [new, playing], True),
         ("cpu", 2, [playing], False),
+        ("cpu", 1, [playing], True),
         ("cuda", 1, [new], True),
         ("cuda", 2, [new], False),
         ("cuda", 2, [new, new], True),
