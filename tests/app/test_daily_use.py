@@ -102,7 +102,7 @@ def test_a_day_with_the_page(
     assert word_errors(DUE, said := read(second))[0] <= 2, said
     speech = np.flatnonzero(first)[: 24_000 // 2]
     assert np.abs(second[speech] - first[speech]).max() < 0.5 * np.abs(first).max()  # the level may have moved
-    assert abs(longest_quiet(second) - PAUSE) < 0.05
+    assert abs(longest_quiet(second) - PAUSE) < 0.1  # another take, which may begin more softly
 
     page = here.visit()  # another day: it is still there, with its subtitles
     unfold(page, "history")
