@@ -17,10 +17,10 @@ import torch
 from benchmarks.load import engine_flags, random_checkpoint, settings_of, voice
 from benchmarks.timing import given, percentile, write_json
 from runtime.engine import resolve_device
-from runtime.partition import stage1_stream
 from runtime.stage0.base import Stage0, build_stage0
 from runtime.stage1.base import build_stage1
 from runtime.stage1.decoder import Stage1
+from runtime.stage1.partition import stage1_stream
 from runtime.stage1.state import Chunk
 from runtime.types import SamplingParams, Stage0Prompt
 

@@ -28,12 +28,12 @@ from runtime.errors import EngineUnavailable, GenerationError, Overloaded, Reque
 from runtime.frontend.prepare import Frontend
 from runtime.jobs import ChunkJob
 from runtime.levelling import SentenceLeveller
-from runtime.partition import stage1_stream
 from runtime.settings import EngineSettings
 from runtime.stage0.base import Stage0, build_stage0
 from runtime.stage0_worker import Stage0Worker
 from runtime.stage1.base import build_stage1
 from runtime.stage1.decoder import Stage1
+from runtime.stage1.partition import stage1_stream
 from runtime.stage1_worker import Stage1Worker
 from runtime.stream import SpeechStream
 from runtime.types import AudioClip, PreparedSpeech, SpeechPlan, SpeechRequest, SpokenSentence, StreamStats

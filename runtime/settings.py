@@ -73,8 +73,6 @@ class EngineSettings:
                 raise EngineUnavailable(f"{name} is {given[name]}; it must be 0 or more")
         if self.group_frames is not None and self.group_frames < 1:
             raise EngineUnavailable(f"group_frames is {self.group_frames}; it must be at least 1")
-        if self.sentence_pause_seconds < 0:
-            raise EngineUnavailable(f"sentence_pause_seconds is {self.sentence_pause_seconds}; it must be 0 or more")
 
     def dtype(self, wanted: Precision, device: torch.device) -> torch.dtype:
         """What a precision means on a device."""
@@ -108,6 +106,7 @@ _NOT_NEGATIVE = (
     "flow_graph_bytes",
     "vocoder_graph_bytes",
     "reserved_multiprocessors",
+    "sentence_pause_seconds",
 )
 _DEFAULTS = {one.name: one.default for one in fields(EngineSettings)}
 _CHOICES = {

@@ -21,7 +21,7 @@ from torch import Tensor
 from runtime.config import FlowConfig
 from runtime.frontend.mel import PromptMel
 from runtime.stage1.conditioning import Flow
-from runtime.stage1.solver import guide, pair, schedule
+from runtime.stage1.solver import schedule, solve
 from training import loop
 from training.corpus import TRAIN, Corpus
 from training.encode import Encoded
@@ -42,13 +42,13 @@ def load(corpus: Corpus, folder: Path) -> Tensor:
     return mel.to(corpus.device)
 
 
-def steps_from(noise_time: float, steps: int) -> list[tuple[float, float]]:
-    """Time and width of the Euler steps that are left at the first knot not before `noise_time`."""
-    plan = schedule(steps)
-    left = [(time, width) for time, width in plan if time > noise_time - 0.001]  # a knot may be named by three digits
-    if not left:
-        raise ValueError(f"--noise-time {noise_time} leaves no step; the last of {steps} begins at {plan[-1][0]:.3f}")
-    return left
+def first_time(noise_time: float, steps: int) -> float:
+    """The first knot of the schedule that is not before `noise_time`."""
+    knots = [time for time, _ in schedule(steps)]
+    later = [knot for knot in knots if knot > noise_time - 0.001]  # a knot may be named by three digits
+    if not later:
+        raise ValueError(f"--noise-time {noise_time} leaves no step; the last of {steps} begins at {knots[-1]:.3f}")
+    return later[0]
 
 
 def prompts(corpus: Corpus) -> np.ndarray:
@@ -62,7 +62,7 @@ def prompts(corpus: Corpus) -> np.ndarray:
 
 def solve_rest(
     flow: Flow,
-    plan: list[tuple[float, float]],
+    start: float,
     noise: Tensor,
     mel: Tensor,
     tokens: Tensor,
@@ -75,26 +75,25 @@ def solve_rest(
 
     The first `given` [B] frames are the prompt; `real` [B, N] is false on the padding at the end.
     """
-    mask = real[:, None]
     # zeros behind the last token of each row, as Flow.mu has them behind the last of all
     x = flow.input_embedding(tokens) * real[:, ::2, None]
-    context = x.new_zeros(len(x), flow.config.lookahead_tokens, x.shape[-1])
-    mu = flow.pre_lookahead_layer(x, context).transpose(1, 2).repeat_interleave(flow.config.mel_per_token, dim=2)
-    cond = mel * (torch.arange(mel.shape[-1], device=mel.device) < given[:, None])[:, None]
-    mu, speaker, cond = (pair(part, torch.zeros_like(part)) for part in (mu, flow.speaker(voice), cond))
-    state = torch.lerp(noise, mel, plan[0][0])
-    for time, width in plan:
-        times = torch.full((len(mu),), time, device=mel.device)
-        velocity = flow.estimator(pair(state, state), pair(mask, mask), mu, times, speaker, cond, chunked=chunked)
-        velocity = velocity.float()
-        state = state + width * guide(velocity[0::2], velocity[1::2], flow.config.guidance_rate)
-    return state
+    mu = flow.framed(x, x.new_zeros(len(x), flow.config.lookahead_tokens, x.shape[-1]))
+    return solve(
+        flow.estimator,
+        torch.lerp(noise, mel, start),
+        mu,
+        flow.speaker(voice),
+        mel * (torch.arange(mel.shape[-1], device=mel.device) < given[:, None])[:, None],
+        steps=flow.config.euler_steps,
+        rate=flow.config.guidance_rate,
+        chunked=chunked,
+        mask=real[:, None],
+        start=start,
+    )
 
 
 @torch.no_grad()
-def flow_mels(
-    corpus: Corpus, encoded: Encoded, flow: Flow, true: Tensor, plan: list[tuple[float, float]], batch_seconds: float
-) -> Tensor:
+def flow_mels(corpus: Corpus, encoded: Encoded, flow: Flow, true: Tensor, start: float, batch_seconds: float) -> Tensor:
     """The true mel [F, M] with the training utterances replaced by what the flow makes of their tokens."""
     made, lead = true.clone(), prompts(corpus)
     generator = torch.Generator(corpus.device).manual_seed(0)
@@ -106,7 +105,7 @@ def flow_mels(
         tokens, voice = encoded.tokens[index[:, ::2] // 2], encoded.speakers[group]
         with loop.half(corpus.device):
             # streaming and whole in turn, as the flow itself was trained
-            solved = solve_rest(flow, plan, noise, mel, tokens, voice, given, real, chunked=number % 2 == 1)
+            solved = solve_rest(flow, start, noise, mel, tokens, voice, given, real, chunked=number % 2 == 1)
         new = real & (torch.arange(index.shape[1], device=corpus.device) >= given[:, None])
         made[index[new]] = solved.transpose(1, 2)[new].half()
     return made
@@ -129,22 +128,22 @@ def main() -> None:
 
 def write(options: argparse.Namespace, shape: FlowConfig = FLOW) -> None:
     device = torch.device(options.device)
-    plan = steps_from(options.noise_time, shape.euler_steps)
+    start = first_time(options.noise_time, shape.euler_steps)
     flow = Flow(shape)
     loop.fill(flow, options.flow, "flow")
     flow = flow.to(device).eval().requires_grad_(False)
     corpus = Corpus(options.corpus, device)
     true = corpus.mel(PromptMel(MEL).to(device))
-    made = flow_mels(corpus, Encoded.load(options.corpus, device), flow, true, plan, options.batch_seconds)
+    made = flow_mels(corpus, Encoded.load(options.corpus, device), flow, true, start, options.batch_seconds)
     origin = {
         "flow": options.flow.name,
         "sha256": hashlib.sha256(options.flow.read_bytes()).hexdigest(),
-        "time": f"{plan[0][0]:.4f}",
+        "time": f"{start:.4f}",
     }
     save_file({"mel": made.cpu()}, options.corpus / FILE, origin)
     frames = int(corpus.table[corpus.rows(TRAIN), 1].sum())
     away = float((made - true).abs().mean(1, dtype=torch.float32).sum()) / frames  # the other splits add nothing
-    print(f"{frames} frames from time {plan[0][0]:.3f} on; mean distance to the true mel {away:.4f}", flush=True)
+    print(f"{frames} frames from time {start:.3f} on; mean distance to the true mel {away:.4f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ DECODE = Tiling(
 )
 PROMPT = Tiling(64, Tile(32, 64), Tile(32, 64), Tile(64, 64), Tile(32, 64), Tile(32, 64))
 PROMPT_ROWS = (64, 128, 192, PIECE)
-DRAW_WARPS = 8
 
 
 class Launched:
@@ -209,5 +208,5 @@ class CapturedSteps:
         draw.draw_kernel[(rows,)](
             self._lm.logits, slots, numbers, self._knobs, self._history, self._seen, self._drawn,
             self.slots, *self._early_ids, self._ids, self.positions, triton.next_power_of_2(self._ids),
-            draw.NUMBERS, draw.KNOBS, num_warps=DRAW_WARPS, **self._lm.begin,
+            draw.NUMBERS, draw.KNOBS, num_warps=8, **self._lm.begin,
         )  # fmt: skip

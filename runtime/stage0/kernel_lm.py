@@ -75,7 +75,7 @@ class KernelLM:
     def __init__(self, lm: SpeechLM, slots: int, positions: int, most_rows: int, scored_rows: int, early: bool) -> None:
         """Room for so many slots (the spare one included) of so many positions, and for so many rows at once."""
         check_widths(lm)
-        self.lm, self.positions = lm, positions
+        self.lm, self.positions, self._spare = lm, positions, slots - 1
         weight, qwen = lm.speech_embedding.weight, lm.config.qwen
         device, half_dim = weight.device, qwen.head_dim // 2
 
@@ -109,7 +109,6 @@ class KernelLM:
         heads, kv, eps = qwen.num_attention_heads, qwen.num_key_value_heads, qwen.rms_norm_eps
         x, q, mixed, h, position = self._x, self._q, self._mixed, self._h, self._position
         scaled, squares, lines = self._scaled, self._squares, self._squares.shape[1]
-        spare = self.cache.shape[2] - 1
         after_out, after_down = (triton.cdiv(width, tile.features) for tile in (tiling.out, tiling.down))
         norms = [layer.first_norm for layer in self._layers[1:]] + [lm.backbone.norm.weight]
         kernels.embed_kernel[(rows,)](
@@ -122,7 +121,7 @@ class KernelLM:
             tile = tiling.qkv
             grid = (blocks, (heads + 2 * kv) * triton.cdiv(dim // 2, tile.features))
             kernels.qkv_kernel[grid](
-                scaled, squares, layer.qkv, layer.qkv_bias, self._cosine, self._sine, at.slots, spare, position,
+                scaled, squares, layer.qkv, layer.qkv_bias, self._cosine, self._sine, at.slots, self._spare, position,
                 q, keys, values, eps, after_down, lines, width, heads, kv, dim, limit,
                 padded(after_down), **self._cut(tiling, tile, width),
             )  # fmt: skip
@@ -132,17 +131,17 @@ class KernelLM:
                 **self.begin,
             )  # fmt: skip
             kernels.add_projection_kernel[(blocks, after_out, tiling.out.splits)](
-                mixed, layer.out, layer.second_norm, at.slots, spare, x, scaled, squares, self._partial,
+                mixed, layer.out, layer.second_norm, at.slots, self._spare, x, scaled, squares, self._partial,
                 self._arrived, lines, width, heads * dim, tiling.out.splits,
                 **self._cut(tiling, tiling.out, heads * dim),
             )  # fmt: skip
             kernels.gate_kernel[(blocks, triton.cdiv(inner, tiling.gate.features))](
-                scaled, squares, layer.gate, layer.up, at.slots, spare, h, eps, after_out, lines, inner, width,
+                scaled, squares, layer.gate, layer.up, at.slots, self._spare, h, eps, after_out, lines, inner, width,
                 padded(after_out), **self._cut(tiling, tiling.gate, width),
             )  # fmt: skip
             kernels.add_projection_kernel[(blocks, after_down, tiling.down.splits)](
-                h, layer.down, norm, at.slots, spare, x, scaled, squares, self._partial, self._arrived, lines, width,
-                inner, tiling.down.splits, **self._cut(tiling, tiling.down, inner),
+                h, layer.down, norm, at.slots, self._spare, x, scaled, squares, self._partial,
+                self._arrived, lines, width, inner, tiling.down.splits, **self._cut(tiling, tiling.down, inner),
             )  # fmt: skip
 
     def score(self, slots: Tensor, rows: int, tiling: Tiling) -> None:
@@ -150,7 +149,7 @@ class KernelLM:
         lm, width, ids = self.lm, self.lm.config.qwen.hidden_size, self.lm.config.rows
         parts = triton.cdiv(width, tiling.down.features)
         kernels.head_kernel[(rows // tiling.rows, triton.cdiv(ids, tiling.head.features))](
-            self._scaled, self._squares, lm.llm_decoder.weight, slots, self.cache.shape[2] - 1, self.logits,
+            self._scaled, self._squares, lm.llm_decoder.weight, slots, self._spare, self.logits,
             lm.config.qwen.rms_norm_eps, parts, self._squares.shape[1], ids, width, padded(parts),
             **self._cut(tiling, tiling.head, width),
         )  # fmt: skip

@@ -118,8 +118,6 @@ def _attend(
     total = tl.zeros([QUERIES, CHANNELS], tl.float32)
     key = tl.arange(0, KEYS)
     in_block = past_offset * UNIT + twin * (BLOCK * 2 * WIDTH) + head * CHANNELS
-    keys = qkv + (twin_start + own) * (3 * WIDTH) + WIDTH + head * CHANNELS
-    all_keys = tl.max(limit, axis=0)
     for start in range(0, past_frames, KEYS):
         at = start + key
         there = at < past_frames
@@ -129,8 +127,9 @@ def _attend(
         v = tl.load(place[:, None] + WIDTH + channel[None, :], mask=there[:, None], other=0.0)
         best, weight, total = _take(q, k, v, there[None, :], scale, best, weight, total, True, PRECISION)
 
-    own_frames = all_keys - past_frames
+    own_frames = tl.max(limit, axis=0) - past_frames
     for_all = tl.min(limit, axis=0) - past_frames  # own frames that every query of the tile sees
+    keys = qkv + (twin_start + own) * (3 * WIDTH) + WIDTH + head * CHANNELS
     unmasked = for_all // KEYS * KEYS
     for start in range(0, unmasked, KEYS):
         place = keys + (start + key) * (3 * WIDTH)

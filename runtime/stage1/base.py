@@ -14,7 +14,6 @@ from torch import Tensor
 from runtime.checkpoint import Checkpoint, load_strict
 from runtime.config import FlowConfig, ModelConfig
 from runtime.errors import CheckpointError, EngineUnavailable
-from runtime.partition import stage1_stream
 from runtime.settings import EngineSettings
 from runtime.stage1.conditioning import Flow
 from runtime.stage1.decoder import Stage1
@@ -22,6 +21,7 @@ from runtime.stage1.dit import rotary_frequencies
 from runtime.stage1.dit_packed import PackedSolver
 from runtime.stage1.hift import HiFT
 from runtime.stage1.noise import HARMONICS, MEL_BINS, NoiseBank
+from runtime.stage1.partition import stage1_stream
 from runtime.stage1.solver import Piece, PlainSolver, Solved
 from runtime.stage1.vocoder import Vocoder, build_vocoder
 

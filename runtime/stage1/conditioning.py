@@ -60,6 +60,10 @@ class Flow(nn.Module):
             context = x.new_zeros(len(x), lookahead, x.shape[-1])
         else:
             x, context = x[:, :-lookahead], x[:, -lookahead:]
+        return self.framed(x, context)
+
+    def framed(self, x: Tensor, context: Tensor) -> Tensor:
+        """Embeddings [B, T, C] and those after them [B, lookahead, C] -> mu [B, C, 2 T]."""
         return self.pre_lookahead_layer(x, context).transpose(1, 2).repeat_interleave(self.config.mel_per_token, dim=2)
 
 

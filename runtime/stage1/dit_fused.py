@@ -1,4 +1,4 @@
-"""The packed DiT on a GPU: matrix products of the library, all between them in our kernels, a whole solve as one graph.
+"""The packed DiT on a GPU: matrix products of the library, all between them in our kernels, a solve as two graphs.
 
 Shapes as in dit_packed.py, whose results this equals up to rounding: pieces with T frames in sum, D width, M mel bins;
 packed tensors are [2, T, ...], the conditional rows of all pieces, then their unconditional twins. What differs from

@@ -81,8 +81,9 @@ def solve(
     rate: float,
     chunked: bool,
     mask: Tensor | None = None,
+    start: float = 0.0,
 ) -> Tensor:
-    """Walks from noise [B, M, N] to mel [B, M, N].
+    """Walks from noise [B, M, N] to mel [B, M, N], or from what lies between them at the time `start`.
 
     mu, cond [B, M, N] and speaker [B, M] are the conditioning. `mask` [B, 1, N] is true on real frames when the streams
     differ in length, and None when all frames are real. `chunked` chooses the chunk-causal attention mask.
@@ -91,6 +92,8 @@ def solve(
     mu, speaker, cond = (pair(part, torch.zeros_like(part)) for part in (mu, speaker, cond))
     rows_mask = None if mask is None else pair(mask, mask)
     for t, width in schedule(steps):
+        if t < start:
+            continue
         times = torch.full((len(mu),), t, device=x.device)
         velocity = estimator(pair(x, x), rows_mask, mu, times, speaker, cond, chunked=chunked).to(x.dtype)
         x = x + width * guide(velocity[0::2], velocity[1::2], rate)

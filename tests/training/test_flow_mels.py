@@ -12,7 +12,7 @@ from torch import Tensor
 
 from runtime.frontend.mel import PromptMel
 from runtime.stage1.conditioning import Flow
-from runtime.stage1.solver import solve
+from runtime.stage1.solver import schedule, solve
 from tests.training.test_recipe import FLOW, HIFT, common, figures, options
 from training import flow_mels, loop, train_vocoder
 from training.corpus import TRAIN, Corpus
@@ -55,8 +55,8 @@ def make(folder: Path, flow: Flow, noise_time: float, turn: int = 0) -> tuple[Co
     corpus, encoded = Corpus(folder, CPU), Encoded.load(folder, CPU)
     encoded.tokens.add_(turn).remainder_(FLOW.speech_tokens)
     true = corpus.mel(PromptMel(MEL))
-    plan = flow_mels.steps_from(noise_time, FLOW.euler_steps)
-    return corpus, true, flow_mels.flow_mels(corpus, encoded, flow, true, plan, 16)
+    start = flow_mels.first_time(noise_time, FLOW.euler_steps)
+    return corpus, true, flow_mels.flow_mels(corpus, encoded, flow, true, start, 16)
 
 
 def test_training_rows_are_solved_and_held_out_rows_stay_true(folder: Path) -> None:
@@ -97,10 +97,10 @@ def test_row_solved_beside_a_longer_one_is_the_row_solved_alone(flow: Flow) -> N
     noise, mel = torch.randn(2, 2, 80, 120)
     tokens, voice = torch.randint(0, FLOW.speech_tokens, (2, 60)), torch.randn(2, FLOW.speaker_dim)
     given, frames = torch.tensor([30, 20]), torch.tensor([120, 70])
-    plan = flow_mels.steps_from(0, FLOW.euler_steps)
+    start = flow_mels.first_time(0, FLOW.euler_steps)
     for chunked in (False, True):
         real = torch.arange(120) < frames[:, None]
-        both = flow_mels.solve_rest(flow, plan, noise, mel, tokens, voice, given, real, chunked)
+        both = flow_mels.solve_rest(flow, start, noise, mel, tokens, voice, given, real, chunked)
         for i in range(2):
             n = int(frames[i])
             cond = mel[i : i + 1, :, :n] * (torch.arange(n) < given[i])
@@ -118,9 +118,10 @@ def test_row_solved_beside_a_longer_one_is_the_row_solved_alone(flow: Flow) -> N
 
 
 def test_beginning_behind_the_last_knot_is_refused() -> None:
-    assert [round(time, 3) for time, _ in flow_mels.steps_from(0.293, 6)] == [0.293, 0.5, 0.741]
+    start = flow_mels.first_time(0.293, 6)
+    assert [round(time, 3) for time, _ in schedule(6) if time >= start] == [0.293, 0.5, 0.741]
     with pytest.raises(ValueError, match=r"last of 6 begins at 0\.741"):
-        flow_mels.steps_from(0.8, 6)
+        flow_mels.first_time(0.8, 6)
 
 
 def test_vocoder_trains_on_mels_of_the_flow(folder: Path, tmp_path: Path, monkeypatch) -> None:

@@ -1,5 +1,8 @@
 """Results on their way to the host."""
 
+import threading
+import time
+
 import pytest
 import torch
 
@@ -16,9 +19,6 @@ def test_a_copy_is_its_own():
 @pytest.mark.cuda
 def test_another_thread_launches_while_this_one_waits():
     """A copy to memory that is not pinned would hold the driver for as long as the kernels before it last."""
-    import threading
-    import time
-
     device = torch.device("cuda")
     x = torch.randn(8192, 8192, device=device)
     torch.cuda.synchronize()

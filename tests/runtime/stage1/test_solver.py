@@ -108,3 +108,17 @@ def test_guidance_and_state_stay_in_float32_under_a_half_precision_estimator() -
 
 def test_pairs_alternate() -> None:
     assert pair(torch.tensor([1, 2]), torch.tensor([-1, -2])).tolist() == [1, -1, 2, -2]
+
+
+def test_a_walk_that_starts_late_takes_the_steps_that_are_left():
+    class Ones:
+        dtype = torch.float32
+
+        def __call__(self, x, *_, **__):
+            return torch.ones_like(x)
+
+    between, zeros = torch.randn(1, 80, 6), torch.zeros(1, 80, 6)
+    late = schedule(6)[3][0]
+    rule = {"steps": 6, "rate": 0.7, "chunked": False}
+    out = solve(Ones(), between, zeros, zeros[:, :, 0], zeros, start=late, **rule)
+    torch.testing.assert_close(out, between + (1 - late), atol=1e-5, rtol=0)

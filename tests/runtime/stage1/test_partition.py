@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from runtime import partition
 from runtime.errors import EngineUnavailable
-from runtime.partition import left_over, stage1_stream
+from runtime.stage1 import partition
+from runtime.stage1.partition import left_over, stage1_stream
 
 
 @pytest.mark.parametrize(("reserved", "left"), [(1, 128), (4, 128), (5, 120), (12, 120), (32, 96), (124, 8)])
