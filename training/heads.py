@@ -1,4 +1,4 @@
-"""What speech tokens must tell, as nets that read them while the tokenizer is trained; none is exported.
+"""What speech tokens and mels must tell, as nets that read them while others are trained; none is exported.
 
 Shapes: B windows, P tokens (25 Hz), F = 2P frames (50 Hz), C channels. Timbre reaches the mel through a table of
 speakers, so the tokens need not carry it.
@@ -59,6 +59,22 @@ class Heads(nn.Module):
         h = self.context(x)
         mel = self.mel_out(self.mel_stack(self.mel_in(x), self.speaker(speaker)))
         return alone, self.phone(h).transpose(1, 2), self.prosody(h), mel.transpose(1, 2)
+
+
+class MelReader(nn.Module):
+    """The phonemes of mel frames: what the flow's mel is to keep clear (`train_flow --phones`)."""
+
+    def __init__(self, phones: int, mel_bins: int = 80, channels: int = 192) -> None:
+        super().__init__()
+        self.into = nn.Conv1d(mel_bins, channels, 5, padding=2)
+        self.stack = ConvStack(channels, 3)
+        self.out = nn.Conv1d(channels, phones, 1)
+
+    def loss(self, mel: Tensor, phone: Tensor) -> Tensor:
+        """Cross entropy of mel [B, M, F] and phonemes [B, F], per frame; 0 for class 255."""
+        scores = self.out(self.stack(self.into((mel + 5.5) / 2.7)))
+        target = torch.where(phone == 255, -100, phone.long())
+        return F.cross_entropy(scores.float(), target, ignore_index=-100, reduction="none")
 
 
 class Prosody:

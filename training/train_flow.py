@@ -5,6 +5,9 @@
 Flow matching with the runtime's cosine times: between noise x0 and mel x1 the velocity x1 - x0 is predicted. Windows
 are cut from a speaker's stream, so a row is prompt and speech in one, as in use; a random part at its start is given
 as prompt mel. Half of the steps use the chunk mask, so that one model streams and solves whole sentences.
+
+With --phones a net beside it learns the phonemes of true mels, and the mel that a velocity points to has to be read
+by it as well: a mean square alone leaves sounds between those that the tokens allow.
 """
 
 import argparse
@@ -21,6 +24,7 @@ from runtime.stage1.solver import solve
 from training import loop
 from training.corpus import NEW_SPEAKERS, Corpus, Windows
 from training.encode import Encoded
+from training.heads import MelReader
 from training.shapes import FLOW, MEL
 
 MEL_MEAN = -5.5
@@ -49,7 +53,10 @@ class Trainer:
         begin_flow(self.flow)
         self.mel = corpus.mel(PromptMel(MEL).to(device))
         self.optimizer = loop.Optimizer({"flow": self.flow}, device, 0.01, (0.9, 0.98), limit=1.0, average=0.9995)
-        self.meter = loop.Meter(["velocity"], device)
+        self.clarity = options.phones
+        self.reader = MelReader(corpus.phones).to(device)
+        self.reading = loop.Optimizer({"reader": self.reader}, device, 0.01, (0.9, 0.98), limit=1.0, average=0.0)
+        self.meter = loop.Meter(["velocity", "phones", "reader"], device)
         frames = [2 * max(3, int(25 * seconds)) for seconds in options.windows]
         self.windows = [Windows(corpus, count) for count in frames]
         # utterances of each speaker lie together in each stream: a speaker's vector comes from any of them
@@ -62,13 +69,13 @@ class Trainer:
                 block.compile(dynamic=False)
 
     def capture(self, options: argparse.Namespace) -> None:
-        capture = loop.Capture([self.optimizer], options)
+        capture = loop.Capture([self.optimizer, self.reading], options)
         self.steps = [
             capture(lambda w=w, c=chunked: self.step(w, c)) for w in self.windows for chunked in (False, True)
         ]
 
-    def batch(self, windows: Windows) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens [B, P], speaker vectors [B, E] and mel [B, M, F] of random windows."""
+    def batch(self, windows: Windows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Tokens [B, P], speaker vectors [B, E], mel [B, M, F] and phonemes [B, F] of random windows."""
         rows = max(2, int(self.batch_seconds * 50 / windows.frames))
         start, _ = windows.draw(rows)
         index = windows.index(start)
@@ -80,10 +87,11 @@ class Trainer:
         other = (
             (first + (last - first) * torch.rand(rows, device=self.device)).long().clamp(max=len(self.row_of_frame) - 1)
         )
-        return tokens, self.encoded.speakers[self.row_of_frame[other]], self.mel[index].float().transpose(1, 2)
+        mel = self.mel[index].float().transpose(1, 2)
+        return tokens, self.encoded.speakers[self.row_of_frame[other]], mel, self.corpus.phone[index]
 
     def step(self, windows: Windows, chunked: bool) -> None:
-        tokens, voice, mel = self.batch(windows)
+        tokens, voice, mel, phone = self.batch(windows)
         rows, frames = len(mel), mel.shape[-1]
         keep = (torch.rand(rows, device=self.device) >= self.drop).float()[:, None, None]
         prompted = torch.rand(rows, device=self.device) < 0.8
@@ -100,9 +108,24 @@ class Trainer:
             )
         wrong = (velocity.float() - (mel - noise)).square().mean(1, keepdim=True)
         weight = 1 - 0.9 * known.float()  # the prompt is only cut off: it matters little
-        loss = (wrong * weight).sum() / weight.sum()
-        self.optimizer.step(loss)
-        self.meter.update({"velocity": loss})
+        parts = {"velocity": (wrong * weight).sum() / weight.sum()}
+        if self.clarity:
+            made = torch.lerp(noise, mel, at) + (1 - at) * velocity.float()
+            parts |= self.read(mel, made, phone, (at * keep * ~known)[:, 0])
+            gradients = self.reading.gradients(parts["reader"])
+        self.optimizer.step(parts["velocity"] + self.clarity * parts.get("phones", 0.0))
+        if self.clarity:  # only now: the flow's gradient went through the reader's weights
+            self.reading.apply(gradients)
+        self.meter.update(parts)
+
+    def read(self, mel: Tensor, made: Tensor, phone: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        """How wrong the reader has true mels [B, M, F], a little noisy, and those `made`, by weights [B, F]."""
+        noisy = mel + 0.5 * torch.rand(len(mel), 1, 1, device=self.device) * torch.randn_like(mel)
+        with loop.half(self.device):
+            true, unclear = self.reader.loss(noisy, phone).mean(), self.reader.loss(made, phone)
+        # a reader that cannot read yet has no say
+        trust = true.detach().neg().exp()
+        return {"reader": true, "phones": trust * (unclear * weight).sum() / weight.sum().clamp_min(1)}
 
     def choose(self, clock: loop.Clock):
         return self.steps[clock.step % len(self.steps)]
@@ -154,6 +177,9 @@ def main() -> None:
     )
     parser.add_argument("--drop", type=float, default=0.2, help="share of rows without any conditioning, for guidance")
     parser.add_argument("--noisy", type=float, default=0.25, help="share of rows whose tokens come from spoiled sound")
+    parser.add_argument(
+        "--phones", type=float, default=0.0, metavar="WEIGHT", help="of the phonemes that the mel must tell"
+    )
     parser.add_argument("--compile", action="store_true", help="compile the blocks")
     train(parser.parse_args())
 
@@ -177,7 +203,7 @@ def train(options: argparse.Namespace, shape: FlowConfig = FLOW) -> None:
         log.write(step=clock.step, seconds=round(clock.seconds, 1), **trainer.meter.read(), held_out=figures)
         trainer.save(options.out)
 
-    loop.run(options, trainer.choose, [trainer.optimizer], report)
+    loop.run(options, trainer.choose, [trainer.optimizer, trainer.reading], report)
 
 
 if __name__ == "__main__":

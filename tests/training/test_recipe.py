@@ -17,6 +17,7 @@ from runtime.frontend.speaker import CAMPPlusConfig
 from runtime.frontend.speech_tokens import SpeechTokenizer, SpeechTokenizerConfig
 from runtime.stage1.conditioning import Flow
 from training import encode, export, loop, shapes, train_flow, train_lm, train_speaker, train_tokenizer, train_vocoder
+from training.corpus import Corpus
 
 TINY = Path(__file__).parents[1] / "tiny"
 TOKENIZER = SpeechTokenizerConfig(width=64, heads=1, layers=1)
@@ -100,6 +101,32 @@ def test_flow_trains_both_masks(corpus_folder: Path, folder: Path, monkeypatch) 
     train_flow.train(options(train_flow.main, monkeypatch, *common(corpus_folder, folder), *flags), FLOW)
     held_out = figures(folder / "flow.log")[-1]["held_out"]
     assert held_out["mel_l1_whole"] > 0 and held_out["mel_l1_chunked"] > 0
+
+
+def test_flow_is_pulled_towards_mels_that_are_read_right(corpus_folder: Path, folder: Path, monkeypatch) -> None:
+    flags = [*common(corpus_folder, folder), "--batch-seconds", 4, "--windows", 1.5, "--phones", 1]
+    chosen = options(train_flow.main, monkeypatch, *flags)
+    device = loop.prepare(chosen)
+    corpus = Corpus(chosen.corpus, device)
+    trainer = train_flow.Trainer(corpus, encode.Encoded.load(chosen.corpus, device), chosen, device, FLOW)
+    trainer.capture(chosen)
+    torch.manual_seed(0)
+    trainer.mel = (torch.randn(256, 80)[corpus.phone.long()] - 5.5).half()  # each phoneme has a sound of its own
+    _, _, mel, phone = trainer.batch(trainer.windows[0])
+    everywhere = torch.ones(phone.shape)
+    before = trainer.read(mel, mel, phone, everywhere)
+    trainer.optimizer.set_rate(0)
+    trainer.reading.set_rate(1e-3)
+    for _ in range(30):  # it learns from the flow's own steps
+        trainer.steps[0]()
+    after = trainer.read(mel, mel, phone, everywhere)
+    assert after["reader"] < 0.8 * before["reader"]
+    made = mel.roll(1, 1).requires_grad_()
+    unclear = trainer.read(mel, made, phone, everywhere)["phones"]
+    (slope,) = torch.autograd.grad(unclear, made)
+    clearer = trainer.read(mel, made - 5 * slope / slope.norm(), phone, everywhere)["phones"]
+    assert clearer < unclear and trainer.read(mel, mel, phone, everywhere)["phones"] < unclear
+    assert trainer.read(mel, made, phone, 0 * everywhere)["phones"] == 0
 
 
 def test_language_model_trains_on_laid_out_rows(
