@@ -8,11 +8,9 @@ modules, which solve one stream after the other, only one stream is tried: 64 wo
 
 import argparse
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
@@ -27,27 +25,17 @@ from runtime.stage1.decoder import Stage1
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """What is left out: by settings, in what is captured, in the vocoder, or in how the load is grouped and cut."""
+    """What is left out: by settings, in the vocoder, or in how the load is grouped and cut."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
-    replaced: Mapping[str, Any] = field(default_factory=dict)  # names of the runtime, while the arm is built
     plain_vocoder: bool = False
     group_frames: int | None = None
     hops: HopPlan = "throughput"
     for_one: bool = False  # too slow for many
 
 
-def waiting(device: torch.device) -> dict[str, bool]:
-    """Takes the place of `early_launch`: each kernel waits until the one ahead has ended."""
-    return {"EARLY": False}
-
-
 ARMS = {
     "everything": Arm(),
-    "no first step in a graph of its own": Arm(replaced={"runtime.stage1.dit_fused.FIRST_STEPS": 0}),
-    "no early launches in graphs": Arm(
-        replaced={f"runtime.stage1.{room}.early_launch": waiting for room in ("attention", "fused")}
-    ),
     "no graphs": Arm({"flow_graph_bytes": 0, "vocoder_graph_bytes": 0}),
     "no fused kernels in the flow": Arm({"estimator": "packed"}),
     "flow in float32": Arm({"flow_precision": "float32"}),
@@ -65,13 +53,10 @@ def build_all(device: torch.device) -> dict[str, Stage1]:
     built: dict[object, Stage1] = {}
     stages = {}
     for name, arm in ARMS.items():
-        key = (*arm.settings.items(), *arm.replaced.items(), arm.plain_vocoder)
+        key = (*arm.settings.items(), arm.plain_vocoder)
         if key not in built:
             settings = EngineSettings(**{"device": device.type, **arm.settings})
-            with ExitStack() as replaced:
-                for place, value in arm.replaced.items():
-                    replaced.enter_context(patch(place, value))
-                built[key] = build(device, settings, plain_vocoder=arm.plain_vocoder)
+            built[key] = build(device, settings, plain_vocoder=arm.plain_vocoder)
         stages[name] = built[key]
     return stages
 

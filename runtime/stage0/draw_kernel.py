@@ -9,7 +9,7 @@ two tables with a line per slot.
 import triton
 import triton.language as tl
 
-from runtime.early_launch import begin
+from runtime.stage0.early_launch import begin
 
 # Columns of the table of whole numbers, int64: the first three change with each token.
 TOKEN, POSITION, STEP, MIN_TOKENS, TOP_K, WINDOW, REPEATS, STANDARD, SEED = range(9)

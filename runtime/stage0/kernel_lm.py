@@ -10,9 +10,9 @@ import torch
 import triton
 from torch import Tensor
 
-from runtime.early_launch import early_launch
 from runtime.errors import EngineUnavailable
 from runtime.stage0 import kernels
+from runtime.stage0.early_launch import early_launch
 from runtime.stage0.lm import Layer, SpeechLM, rotary
 
 ATTENTION_TILE = 128  # positions

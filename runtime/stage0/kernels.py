@@ -19,7 +19,7 @@ reads anything but constants and `slots`, which say whose each row is; rows of s
 import triton
 import triton.language as tl
 
-from runtime.early_launch import begin, nearly_done
+from runtime.stage0.early_launch import begin, nearly_done
 
 
 @triton.jit

@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runtime.early_launch import begin, early_launch
 from runtime.stage1.packing import TILE_FRAMES
 
 
@@ -54,7 +53,6 @@ def attend(
         PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
         num_warps=4,
         num_stages=3 if qkv.element_size() == 2 else 2,
-        **early_launch(qkv.device),
     )
     return out
 
@@ -91,7 +89,6 @@ def _attend(
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
     PRECISION: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     tile = tiles + tl.program_id(0) * 5
     count = tl.load(tile + 1).to(tl.int32)
@@ -108,7 +105,6 @@ def _attend(
     real = query < count
     limit = tl.load(seen + first + query, mask=real, other=0).to(tl.int32)
     limit = tl.where(real, limit, tl.max(limit, axis=0))  # rows that are not stored do what the others do
-    begin(EARLY)
     twin_start = twin.to(tl.int64) * frames
     q_row = (twin_start + first + query)[:, None]
     q = tl.load(qkv + q_row * (3 * WIDTH) + head * CHANNELS + channel[None, :], mask=real[:, None], other=0.0)

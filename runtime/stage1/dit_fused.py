@@ -1,4 +1,4 @@
-"""The packed DiT on a GPU: matrix products of the library, all between them in our kernels, a solve as two graphs.
+"""The packed DiT on a GPU: matrix products of the library, all between them in our kernels, a solve as one graph.
 
 Shapes as in dit_packed.py, whose results this equals up to rounding: pieces with T frames in sum, D width, M mel bins;
 packed tensors are [2, T, ...], the conditional rows of all pieces, then their unconditional twins. What differs from
@@ -25,7 +25,6 @@ from runtime.stage1.packing import Capacity, Tables, ladder, lay_out, needed, ro
 from runtime.stage1.past import Past, PastBlock
 from runtime.stage1.solver import Piece, Solved, schedule
 
-FIRST_STEPS = 1  # in a graph of their own: the larger a graph, the longer a GPU takes to begin with it
 STEPS_AHEAD = 2  # Euler steps of 180 kernels; the driver takes about 1,000 launches before it lets its callers wait
 
 
@@ -80,8 +79,7 @@ class FusedSolver:
         self._angles = cos[:, ::2].contiguous(), sin[:, ::2].contiguous()
         self._vectors = step_vectors(dit, self._plan)
         self._captured: dict[int, Inputs] = {}
-        self._graph_steps = [part for part in (range(FIRST_STEPS), range(FIRST_STEPS, steps)) if part]
-        self.graphs: GraphTable[tuple[int, int]] | None = None
+        self.graphs: GraphTable[int] | None = None
         self.eager_runs = 0
 
     @property
@@ -89,20 +87,19 @@ class FusedSolver:
         if self.graphs is None:
             return "fused, no graphs"
         megabytes = self.graphs.num_bytes / 2**20
-        sizes = f"graphs of {len(self._captured)} sizes in {megabytes:.0f} MiB"
-        return f"fused, {sizes}, {self.eager_runs} solves without one"
+        return f"fused, {len(self._captured)} graphs in {megabytes:.0f} MiB, {self.eager_runs} solves without one"
 
     def past_bytes(self, frames: int) -> int:
         """What a past of so many frames weighs."""
         return self._shape.num_bytes(frames)
 
     @torch.inference_mode()
-    def capture(self, largest_frames: int, graphs: GraphTable[tuple[int, int]]) -> None:
+    def capture(self, largest_frames: int, graphs: GraphTable[int]) -> None:
         """Records solves of so many frames and fewer, the largest first; `graphs` replaces an earlier table."""
         self.graphs = graphs
         for frames in reversed(ladder(largest_frames)):
             inputs = self.inputs(room(frames))
-            if all(graphs.capture((frames, part[0]), partial(self.run, inputs, part)) for part in self._graph_steps):
+            if graphs.capture(frames, partial(self.run, inputs)):
                 self._captured[frames] = inputs
 
     @torch.inference_mode()
@@ -114,12 +111,10 @@ class FusedSolver:
             inputs = self.inputs(rounded(needed(pieces)))
             self.load(inputs, pieces, kept)
             self.eager_runs += 1
-            steps = range(len(self._plan))
-            return split(self.run(inputs, steps, paced=self._device.type == "cuda"), pieces, kept)
+            return split(self.run(inputs, paced=self._device.type == "cuda"), pieces, kept)
         self.load(inputs, pieces, kept)
-        for part in self._graph_steps:
-            graphs.run((inputs.capacity.frames, part[0]), partial(self.run, inputs, part))
-        return split(inputs.x.clone(), pieces, kept)
+        x = graphs.run(inputs.capacity.frames, partial(self.run, inputs))
+        return split(x.clone(), pieces, kept)
 
     def _captured_for(self, pieces: Sequence[Piece]) -> Inputs | None:
         """The least inputs of a graph that have room for these pieces."""
@@ -151,8 +146,8 @@ class FusedSolver:
         inputs.told[0, : len(told)] = told
         inputs.told[1, : len(told), :bins] = told[:, :bins]
 
-    def run(self, inputs: Inputs, steps: range, *, paced: bool = False) -> Tensor:
-        """Takes `inputs.x` through steps of the way from noise to mel. All that changes lies in the inputs.
+    def run(self, inputs: Inputs, *, paced: bool = False) -> Tensor:
+        """Walks `inputs.x` from noise to mel and gives it back. All that changes lies in the inputs.
 
         `paced` lets the host be two steps ahead of the GPU and no more. Kernels of a large solve would fill the
         driver's queue, and launches of other threads, stage 0's among them, wait there for as long as it lasts.
@@ -160,9 +155,9 @@ class FusedSolver:
         tables = Tables.of(inputs.numbers, inputs.capacity)
         under_way: deque[torch.cuda.Event] = deque()
         with torch.cuda.device_of(inputs.x):  # Triton launches on the current device
-            for step in steps:
+            for step, (_, width) in enumerate(self._plan):
                 velocity = self._velocity(inputs, tables, step)
-                euler_step(inputs.x, velocity, inputs.told, self._plan[step][1], self._rate)
+                euler_step(inputs.x, velocity, inputs.told, width, self._rate)
                 if paced:
                     under_way.append(torch.cuda.current_stream().record_event())
                     if len(under_way) > STEPS_AHEAD:

@@ -12,8 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runtime.early_launch import begin, early_launch, nearly_done
-
 _CONV_FRAMES = 64
 _TURN_FRAMES = 8
 _EULER_ELEMENTS = 1024
@@ -70,7 +68,6 @@ def causal_conv(
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         num_warps=4,
         num_stages=3,
-        **early_launch(x.device),
     )
     return out
 
@@ -99,7 +96,6 @@ def _norm(h: Tensor, y: Tensor | None, gate: Tensor | None, scale: Tensor, shift
         PADDED=triton.next_power_of_2(width),
         ADDS=y is not None,
         num_warps=4,
-        **early_launch(h.device),
     )
     return out
 
@@ -140,7 +136,6 @@ def turn_and_keep(
         FRAMES=_TURN_FRAMES,
         COLUMNS=columns,
         num_warps=4,
-        **early_launch(qkv.device),
     )
 
 
@@ -157,7 +152,6 @@ def euler_step(x: Tensor, velocity: Tensor, told: Tensor, width: float, rate: fl
         BINS=bins,
         INPUTS=told.shape[-1],
         ELEMENTS=_EULER_ELEMENTS,
-        **early_launch(x.device),
     )
 
 
@@ -182,7 +176,6 @@ def _causal_conv(
     FRAMES: tl.constexpr,
     RESIDUAL: tl.constexpr,
     PRECISION: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     LEFT: tl.constexpr = TAPS - 1
     group, twin = tl.program_id(1), tl.program_id(2)
@@ -197,7 +190,6 @@ def _causal_conv(
     before = anchor + (tail * UNIT)[:, None] + column[None, :]
     before += offset * UNIT + twin * (LEFT * WIDTH)
     taps = weight + (group * TAPS * PADDED + channel)[:, None] * PADDED + channel[None, :]
-    begin(EARLY)
     total = tl.zeros([FRAMES, PADDED], tl.float32)
     for tap in range(TAPS):
         source = t - LEFT + tap
@@ -224,16 +216,13 @@ def _causal_conv(
 
 
 @triton.jit
-def _add_and_norm(
-    h, y, gate, scale, shift, out, WIDTH: tl.constexpr, PADDED: tl.constexpr, ADDS: tl.constexpr, EARLY: tl.constexpr
-):
+def _add_and_norm(h, y, gate, scale, shift, out, WIDTH: tl.constexpr, PADDED: tl.constexpr, ADDS: tl.constexpr):
     channel = tl.arange(0, PADDED)
     known = channel < WIDTH
     place = tl.program_id(0).to(tl.int64) * WIDTH + channel
     weight, bias = tl.load(scale + channel, mask=known, other=0.0), tl.load(shift + channel, mask=known, other=0.0)
     if ADDS:
         share = tl.load(gate + channel, mask=known, other=0.0)
-    begin(EARLY)
     value = tl.load(h + place, mask=known, other=0.0).to(tl.float32)
     if ADDS:
         value += share * tl.load(y + place, mask=known, other=0.0).to(tl.float32)
@@ -259,7 +248,6 @@ def _turn_and_keep(
     PAIRS: tl.constexpr,
     FRAMES: tl.constexpr,
     COLUMNS: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     twin, part = tl.program_id(1), tl.program_id(2)
     t = tl.program_id(0) * FRAMES + tl.arange(0, FRAMES)
@@ -273,8 +261,6 @@ def _turn_and_keep(
         position = tl.load(positions + t, mask=real, other=0)
         angle = position[:, None] * PAIRS + pair[None, :]
         c, s = tl.load(cos + angle), tl.load(sin + angle)
-        begin(EARLY)
-        nearly_done(EARLY)  # what follows is the attention, which looks at its tables first
         for side in tl.static_range(2):
             place = row + side * WIDTH + 2 * pair[None, :]
             even = tl.load(place, mask=real[:, None], other=0.0).to(tl.float32)
@@ -287,8 +273,6 @@ def _turn_and_keep(
                 tl.store(kept + 2 * pair[None, :], turned_even, mask=kept_here[:, None])
                 tl.store(kept + 2 * pair[None, :] + 1, turned_odd, mask=kept_here[:, None])
     elif tl.max(kept_here.to(tl.int32), axis=0) != 0:  # the rest of keys and values
-        begin(EARLY)
-        nearly_done(EARLY)
         column = 2 * PAIRS + (part - 1) * COLUMNS + tl.arange(0, COLUMNS)
         mine = kept_here[:, None] & (column < 2 * WIDTH)[None, :]
         tl.store(kept + column[None, :], tl.load(row + WIDTH + column[None, :], mask=mine, other=0.0), mask=mine)
@@ -305,11 +289,9 @@ def _euler_step(
     BINS: tl.constexpr,
     INPUTS: tl.constexpr,
     ELEMENTS: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     at = tl.program_id(0) * ELEMENTS + tl.arange(0, ELEMENTS)
     real = at < elements
-    begin(EARLY)
     conditional = tl.load(velocity + at, mask=real, other=0.0).to(tl.float32)
     unconditional = tl.load(velocity + elements + at, mask=real, other=0.0).to(tl.float32)
     moved = tl.load(x + at, mask=real, other=0.0) + width * ((1 + rate) * conditional - rate * unconditional)
