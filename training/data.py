@@ -32,9 +32,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no further batch is begun")
     parser.add_argument("--frames", type=int, default=24_000, help="duration frames (25 ms) per batch")
+    parser.add_argument("--threads", type=int, default=6, help="of the CPU; processes on one host must not crowd it")
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(options.threads)
     synthesise(options)
 
 
