@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from runtime.frontend.speech_tokens import DIGITS
 from training.corpus import Corpus
+from training.shapes import MEL_MEAN, MEL_SPREAD
 
 
 class ConvStack(nn.Module):
@@ -72,9 +73,8 @@ class MelReader(nn.Module):
 
     def loss(self, mel: Tensor, phone: Tensor) -> Tensor:
         """Cross entropy of mel [B, M, F] and phonemes [B, F], per frame; 0 for class 255."""
-        scores = self.out(self.stack(self.into((mel + 5.5) / 2.7)))
-        target = torch.where(phone == 255, -100, phone.long())
-        return F.cross_entropy(scores.float(), target, ignore_index=-100, reduction="none")
+        scores = self.out(self.stack(self.into((mel - MEL_MEAN) / MEL_SPREAD)))
+        return F.cross_entropy(scores.float(), scored(phone), ignore_index=-100, reduction="none")
 
 
 class Prosody:
@@ -101,6 +101,11 @@ def _mean_by(who: Tensor, values: Tensor, where: Tensor | None = None) -> Tensor
     return (total / count.clamp_min(1))[who]
 
 
+def scored(phone: Tensor) -> Tensor:
+    """Phonemes as the target of a cross entropy, class 255 as -100, which it ignores."""
+    return torch.where(phone == 255, -100, phone.long())
+
+
 def losses(
     outputs: tuple[Tensor, Tensor, Tensor, Tensor],
     phone: Tensor,
@@ -111,7 +116,7 @@ def losses(
 ) -> dict[str, Tensor]:
     """The parts of the loss, unweighted; phoneme class 255 is not scored."""
     alone, context, prosody, rebuilt = (output.float() for output in outputs)
-    target = torch.where(phone == 255, -100, phone.long()).flatten()
+    target = scored(phone).flatten()
     voiced = voiced.float()
     return {
         "phone": F.cross_entropy(alone.flatten(0, 1), target, ignore_index=-100),

@@ -20,6 +20,7 @@ from runtime.frontend.speaker import CAMPPlusConfig
 from runtime.frontend.speech_tokens import CODEBOOK, SpeechTokenizerConfig
 
 MEL = MelConfig(n_fft=1920, hop=480, window=1920, bins=80, sample_rate=24_000, f_min=0.0, f_max=None)
+MEL_MEAN, MEL_SPREAD = -5.5, 2.7  # of the log-mel of speech, about: what nets that read it begin with
 TOKENIZER = SpeechTokenizerConfig(mel_bins=128, width=192, heads=3, layers=6)
 SPEAKER = CAMPPlusConfig(growth_rate=16, init_channels=64)
 TEXT_ROWS = 1280  # 256 bytes, 743 merges, 281 control tokens

@@ -25,9 +25,8 @@ from training import loop
 from training.corpus import NEW_SPEAKERS, Corpus, Windows
 from training.encode import Encoded
 from training.heads import MelReader
-from training.shapes import FLOW, MEL
+from training.shapes import FLOW, MEL, MEL_MEAN
 
-MEL_MEAN = -5.5
 FILE = "flow.safetensors"
 
 
@@ -112,10 +111,9 @@ class Trainer:
         if self.clarity:
             made = torch.lerp(noise, mel, at) + (1 - at) * velocity.float()
             parts |= self.read(mel, made, phone, (at * keep * ~known)[:, 0])
-            gradients = self.reading.gradients(parts["reader"])
         self.optimizer.step(parts["velocity"] + self.clarity * parts.get("phones", 0.0))
         if self.clarity:  # only now: the flow's gradient went through the reader's weights
-            self.reading.apply(gradients)
+            self.reading.step(parts["reader"])
         self.meter.update(parts)
 
     def read(self, mel: Tensor, made: Tensor, phone: Tensor, weight: Tensor) -> dict[str, Tensor]:

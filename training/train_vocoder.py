@@ -21,7 +21,7 @@ from runtime.stage1.hift import HiFT
 from training import flow_mels, loop
 from training.corpus import FRAME, NEW_SPEAKERS, Corpus, Windows, sound
 from training.discriminators import Discriminators, MelDistance, adversarial_loss, discriminator_loss, feature_loss
-from training.shapes import HIFT, MEL
+from training.shapes import HIFT, MEL, MEL_MEAN, MEL_SPREAD
 
 WEIGHTS = {"mel": 15.0, "f0": 1.0, "adversarial": 1.0, "features": 2.0}
 FILE, CRITICS_FILE = "hift.safetensors", "critics.safetensors"
@@ -32,9 +32,9 @@ def begin_gently(hift: HiFT) -> None:
     with torch.no_grad():
         hift.f0_predictor.classifier.weight.mul_(50)
         hift.f0_predictor.classifier.bias.fill_(100)
-        for conv in (hift.conv_pre, hift.f0_predictor.condnet[0]):  # as if the mel were (mel + 5.5) / 2.7
-            conv.parametrizations.weight.original0.div_(2.7)
-            conv.bias.add_(5.5 * conv.weight.sum((1, 2)))
+        for conv in (hift.conv_pre, hift.f0_predictor.condnet[0]):  # as if the mel came with mean 0 and spread 1
+            conv.parametrizations.weight.original0.div_(MEL_SPREAD)
+            conv.bias.sub_(MEL_MEAN * conv.weight.sum((1, 2)))
         hift.conv_post.parametrizations.weight.original0.mul_(0.3)
         hift.conv_post.bias[: HIFT.istft_n_fft // 2 + 1] = -3
         for name, parameter in hift.named_parameters():

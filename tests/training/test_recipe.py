@@ -127,6 +127,14 @@ def test_flow_is_pulled_towards_mels_that_are_read_right(corpus_folder: Path, fo
     clearer = trainer.read(mel, made - 5 * slope / slope.norm(), phone, everywhere)["phones"]
     assert clearer < unclear and trainer.read(mel, mel, phone, everywhere)["phones"] < unclear
     assert trainer.read(mel, made, phone, 0 * everywhere)["phones"] == 0
+    asked: list[float] = []
+    monkeypatch.setattr(trainer.optimizer, "step", lambda loss: asked.append(float(loss)))
+    trainer.reading.set_rate(0)
+    for trainer.clarity in (0.0, 1.0, 2.0):  # the flow pays for what is unclear, by its weight
+        torch.manual_seed(1)
+        trainer.step(trainer.windows[0], chunked=False)
+    plain, once, twice = asked
+    assert once > plain and twice - plain == pytest.approx(2 * (once - plain), rel=1e-3)
 
 
 def test_language_model_trains_on_laid_out_rows(
